@@ -1,0 +1,115 @@
+"""Every error that this package raises on purpose.
+
+TunerError
+├── InputError               a file, an option or an environment variable is wrong; nothing was touched (exit 2)
+├── LaunchFailed             one launch gave no number; carries a `Failure` with its evidence
+├── HostLost                 the host or its link is gone; the launch under way is *lost*
+├── HostRefused              the host cannot be used as it is: host key, login, python, engine missing (exit 3)
+├── ForeignServer            somebody else's server or process is in the way; never touched (exit 3)
+└── StoreError               the database cannot be used: unreachable, read-only, of another version (exit 3)
+    └── SpecificationChanged a study is resumed with another space, objective or launch (exit 2)
+
+Each message says what was found, where, what was expected, and what to do. All pickle, so that they cross process
+boundaries whole.
+"""
+
+from __future__ import annotations
+
+from tuner.values.failure import Failure, FailureClass
+
+
+class TunerError(Exception):
+    """Base of all; ``str()`` of it is an instruction that a person can follow."""
+
+
+class InputError(TunerError):
+    """Something that the user wrote is wrong.
+
+    Attributes:
+        problems: one message for each fault found, so that all can be mended at once.
+    """
+
+    def __init__(self, problems: tuple[str, ...] | list[str] | str) -> None:
+        self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
+        super().__init__(self.problems)
+
+    def __str__(self) -> str:
+        return "\n".join(self.problems)
+
+
+class LaunchFailed(TunerError):
+    """A launch gave no number.
+
+    Attributes:
+        failure: class, phase, evidence, exit status and log tail.
+    """
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
+        super().__init__(failure)
+
+    def __str__(self) -> str:
+        return str(self.failure)
+
+
+class HostLost(TunerError):
+    """The connection to a host broke and did not come back in time."""
+
+    def __init__(self, host: str, what: str) -> None:
+        self.host = host
+        self.what = what
+        super().__init__(host, what)
+
+    def __str__(self) -> str:
+        return f"host {self.host}: {self.what}"
+
+    def failure(self, phase: str) -> Failure:
+        """This loss as a `Failure`, to be stored beside the others."""
+        return Failure(FailureClass.LOST, phase, str(self))
+
+
+class HostRefused(TunerError):
+    """The host answered but cannot be used; the message says what to do."""
+
+    def __init__(self, host: str, what: str) -> None:
+        self.host = host
+        self.what = what
+        super().__init__(host, what)
+
+    def __str__(self) -> str:
+        return f"host {self.host}: {self.what}"
+
+
+class ForeignServer(TunerError):
+    """A server or process that is not ours is in the way. It is never measured and never touched."""
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
+        super().__init__(failure)
+
+    def __str__(self) -> str:
+        return str(self.failure)
+
+
+class StoreError(TunerError):
+    """The database cannot be used."""
+
+
+class SpecificationChanged(StoreError):
+    """A study is resumed with a specification that differs from the stored one.
+
+    Attributes:
+        differences: one line for each difference, old and new.
+    """
+
+    def __init__(self, study: str, differences: tuple[str, ...]) -> None:
+        self.study = study
+        self.differences = differences
+        super().__init__(study, differences)
+
+    def __str__(self) -> str:
+        lines = "\n".join(f"  {line}" for line in self.differences)
+        return (
+            f"study {self.study} was started with another specification:\n{lines}\n"
+            f"Start a fresh one with --new, or go on with the new specification with --accept-changes."
+        )
