@@ -3,6 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Direction = Literal["maximize", "minimize"]
+"""Which way is better; Optuna's words."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a metric is called and what its numbers mean. Its formula is in `tuner.load.metrics`.
+
+    Attributes:
+        unit: as reports show it; empty for a plain ratio.
+        direction: which way is better, whatever the launch.
+        meaning: one line for people.
+    """
+
+    name: str
+    unit: str
+    direction: Direction
+    meaning: str
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("output_tok_s", "tok/s", "maximize", "tokens a second of all streams together while they decode"),
+        Metric("ttft_p50_s", "s", "minimize", "time to first token, median over requests"),
+        Metric("ttft_p99_s", "s", "minimize", "time to first token, 99th percentile over requests"),
+        Metric("itl_p50_s", "s", "minimize", "time between tokens of a stream, median"),
+        Metric("itl_p99_s", "s", "minimize", "time between tokens of a stream, 99th percentile"),
+        Metric("accept_length", "", "maximize", "tokens a verify step yields; 1 without speculation"),
+    )
+}
+"""Every metric that a measurement may hold and an objective may name."""
 
 
 @dataclass(frozen=True)
