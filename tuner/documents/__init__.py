@@ -1,0 +1,1 @@
+"""YAML in, values out: strict reading, the objective, the study file."""
