@@ -37,7 +37,8 @@ INT64 = 2**63
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _HEX = re.compile(r"0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
+_NULLS = ("", "~", "null", "Null", "NULL")
+_FLAGS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _AMBIGUOUS = re.compile(r"[-+]?0[0-9_]+|[-+]?[0-9][0-9]*_[0-9_]*|0[oO][0-7]+|[-+]?\.(inf|nan)", re.IGNORECASE)
 
 
@@ -222,8 +223,10 @@ class _Builder:
             return ""
         if event.style is not None:  # quoted or a block: a text, whatever it looks like
             return text
-        if text in _WORDS:
-            return _WORDS[text]
+        if text in _NULLS:
+            return None
+        if text in _FLAGS:
+            return _FLAGS[text]
         if _AMBIGUOUS.fullmatch(text):
             self._note(line, f"found {text[:60]}, expected a plain decimal number; quote it if it is a text")
             return text

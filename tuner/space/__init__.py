@@ -1,0 +1,1 @@
+"""The search space: parameters, rules, version guards; ``python -m tuner.space check FILE``."""
