@@ -6,6 +6,7 @@ TunerError
 ├── HostLost                 the host or its link is gone; the launch under way is *lost*
 ├── HostRefused              the host cannot be used as it is: host key, login, python, engine missing (exit 3)
 ├── ForeignServer            somebody else's server or process is in the way; never touched (exit 3)
+├── BudgetSpent              the study may not start another launch: the regular end of a search
 └── StoreError               the database cannot be used: unreachable, read-only, of another version (exit 3)
     └── SpecificationChanged a study is resumed with another space, objective or launch (exit 2)
 
@@ -89,6 +90,30 @@ class ForeignServer(TunerError):
 
     def __str__(self) -> str:
         return str(self.failure)
+
+
+class BudgetSpent(TunerError):
+    """A launch was refused because the study's budget has none left.
+
+    Attributes:
+        study: name of the study.
+        kind: ``launches``, or ``lost launches``: those that the infrastructure took.
+        limit: how many of that kind the budget allows; as many have been made.
+    """
+
+    def __init__(self, study: str, kind: str, limit: int) -> None:
+        self.study = study
+        self.kind = kind
+        self.limit = limit
+        super().__init__(study, kind, limit)
+
+    def __str__(self) -> str:
+        if self.kind == "launches":
+            return f"study {self.study}: all {self.limit} launches of its budget are spent; a larger budget goes on."
+        return (
+            f"study {self.study}: {self.limit} of its launches were lost to the infrastructure, which is all that its "
+            "budget allows. Look at the failures of these launches, mend the host, and raise budget.lost_launches."
+        )
 
 
 class StoreError(TunerError):
