@@ -21,8 +21,8 @@ DOCUMENT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 BESIDE = {"errors": "ports", "shipped": "documents"}
 """Parts that the sentence leaves out, and whose place they share."""
 
-PURE = {"packaging"}
-"""Libraries of pure functions, without a door: version comparison is wanted by space and engines alike."""
+PURE = {"packaging", "numpy"}
+"""Libraries of pure functions, without a door: versions are compared by space and engines, arrays used by all."""
 
 SENT = ("host/agent.py",)
 """Files that are sent to a host which has nothing of ours: the standard library only."""
