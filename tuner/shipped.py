@@ -48,7 +48,7 @@ def shipped_file(kind: Kind, name: str | Path, *, beside: Path | None = None) ->
     if beside is not None and not given.is_absolute():
         looked.insert(0, beside / given)
     if given.name == str(given):  # a bare name, so that no path leads out of the shipped folder
-        looked += [folder / given.name, folder / f"{given.name}.yaml"]
+        looked.append(folder / (given.name if given.suffix == ".yaml" else f"{given.name}.yaml"))
     for path in looked:
         if path.is_file():
             return path

@@ -44,4 +44,4 @@ Python = Annotated[
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 ARG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 PATTERN = re.compile(r"(--)?[A-Za-z0-9_][A-Za-z0-9._-]{0,127}(=[^\0]{0,256})?", re.ASCII)
-"""An entry of `forbid`: ``NAME``, ``NAME=value``, ``--flag``, ``--flag=value``; ``*`` in a value stands for anything."""
+"""An entry of `forbid`: ``NAME``, ``NAME=value``, ``--flag``, ``--flag=value``; ``*`` stands for any text."""

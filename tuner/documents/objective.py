@@ -62,8 +62,8 @@ class _Document(Document):
     metric: str
     name: Name | None = None
     direction: Literal["maximize", "minimize"] | None = None
-    constraints: tuple[str, ...] = Field((), max_length=20)
-    margin: float = Field(Objective.margin, ge=0, lt=1)
+    constraints: tuple[str, ...] = Field(default=(), max_length=20)
+    margin: float = Field(default=Objective.margin, ge=0, lt=1)
 
 
 def load_objective(text: str, source: str) -> Objective:
