@@ -1,0 +1,335 @@
+"""``python -m tuner.study``: from files or the database to a verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from tuner.documents import secrets
+from tuner.documents.objective import load_objective
+from tuner.documents.study_file import differences, load_study
+from tuner.engines import engine as engine_named
+from tuner.errors import (
+    BudgetSpent,
+    ForeignServer,
+    HostLost,
+    HostRefused,
+    InputError,
+    SpecificationChanged,
+    StoreError,
+    TunerError,
+)
+from tuner.search.search import Search
+from tuner.shipped import shipped_file
+from tuner.space.space import SearchSpace, load_space
+from tuner.store.rows import StoredStudy
+from tuner.store.store import Store
+from tuner.study.build import Rack, open_rack
+from tuner.study.dry_run import dry_run
+from tuner.study.options import DEFAULT_STORAGE, Options, parse
+from tuner.study.progress import LiveProgress, PlainProgress, Progress
+from tuner.study.recovery import settle
+from tuner.study.report import Report, markdown, show
+from tuner.study.result import StageResult, StudyResult
+from tuner.study.runner import ControlFailed, StageRunner, stage_launches
+from tuner.study.winner import Winner
+from tuner.values.json import from_json, to_json
+from tuner.values.study import StageSpec, StudySpec
+
+EXIT_OK, EXIT_INPUT, EXIT_STOPPED, EXIT_INFEASIBLE, EXIT_INTERRUPTED = 0, 2, 3, 4, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status. Results go to stdout, everything else to stderr."""
+    options = parse(argv)
+    errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    try:
+        return asyncio.run(run(options, os.environ))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        errors.print("Interrupted. The study can be resumed: give the same command again.")
+        return EXIT_INTERRUPTED
+    except (InputError, SpecificationChanged) as error:
+        errors.print(f"error: {error}")
+        return EXIT_INPUT
+    except ControlFailed as error:
+        errors.print(f"error: {error}")
+        return EXIT_INFEASIBLE
+    except (ForeignServer, HostRefused, HostLost, BudgetSpent, StoreError) as error:
+        errors.print(f"error: {error}\nThe study can be resumed: give the same command again.")
+        return EXIT_STOPPED
+
+
+async def run(options: Options, environment: Mapping[str, str]) -> int:
+    """Loads, decides whether to start, resume or only print, and runs.
+
+    Raises:
+        TunerError: as `main` maps them to exit statuses.
+    """
+    out = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 160)
+    if options.resume is None:
+        spec, storage = specified(options)
+        check(spec)
+        if options.dry_run:
+            dry_run(spec, out)
+            return EXIT_OK
+    else:
+        spec, storage = None, options.storage or DEFAULT_STORAGE
+    with contextlib.closing(Store.open(secrets.resolve_url(storage, environment))) as store:
+        study = resumed(store, options) if spec is None else started(store, spec, options)
+        if study.result is None:
+            terminal = Console(stderr=True, highlight=False, markup=False)
+            with progress_on(terminal) as progress:
+                await run_study(store, study, options, environment, progress)
+            study = store.study(study.name) or study
+        print_result(store, study, out)
+    return EXIT_OK
+
+
+def specified(options: Options) -> tuple[StudySpec, str]:
+    """The specification that files and options describe, and the storage URL."""
+    path = shipped_file("studies", options.study)
+    spec, storage = load_study(
+        path.read_text(encoding="utf-8", errors="replace"), str(path), space=options.space, objective=options.objective
+    )
+    if options.launches is not None:
+        spec = replace(spec, budget=replace(spec.budget, launches=options.launches))
+    if options.seed is not None:
+        stages = tuple(replace(stage, seed=options.seed) for stage in spec.stages)
+        spec = replace(spec, stages=stages, workload=replace(spec.workload, seed=options.seed))
+    return spec, options.storage or storage
+
+
+def check(spec: StudySpec) -> None:
+    """Checks all that can be checked without a host.
+
+    Raises:
+        InputError: a space sets what a space must not, or a file is wrong.
+    """
+    engine = engine_named(spec.engine.name)
+    problems: list[str] = []
+    for index, stage in enumerate(spec.stages):
+        space = space_of(stage)
+        load_objective(stage.objective, stage.objective_name)
+        found = engine.problems(space.env_names, space.arg_names, spec.engine.launch.allow)
+        problems += [f"{stage.space_name}: {problem}" for problem in found]
+        launches = stage_launches(spec.budget.launches, len(spec.stages), index)
+        if launches < stage.confirmation_launches + 2:
+            problems.append(
+                f"budget: {launches} launches for stage {stage.name}, of which {stage.confirmation_launches} are kept "
+                f"for confirmation: at least {stage.confirmation_launches + 2} are needed. Give more (`launches:` of "
+                "`budget:`, or --trials), or lower `confirmation_launches:` of the stage."
+            )
+    if problems:
+        raise InputError(problems)
+
+
+def space_of(stage: StageSpec) -> SearchSpace:
+    """The stage's search space."""
+    return load_space(stage.space, stage.space_name)
+
+
+def resumed(store: Store, options: Options) -> StoredStudy:
+    """The stored study that ``--resume`` names.
+
+    Raises:
+        InputError: there is none.
+    """
+    study = store.study(options.resume or "")
+    if study is None:
+        names = ", ".join(row.name for row in store.studies()) or "none"
+        raise InputError(f"--resume {options.resume}: {store.url} has no such study; it has: {names}.")
+    return study
+
+
+def started(store: Store, spec: StudySpec, options: Options) -> StoredStudy:
+    """The study to work on: a new one, or the stored one of that name.
+
+    Raises:
+        SpecificationChanged: the stored one was started with another specification.
+    """
+    existing = store.study(spec.name)
+    if existing is None:
+        return store.create_study(spec)
+    if options.new:
+        return store.create_study(replace(spec, name=store.fresh_name(spec.name)))
+    changed = differences(existing.spec, spec)
+    if changed and not options.accept_changes:
+        raise SpecificationChanged(spec.name, changed)
+    store.replace_spec(spec.name, spec)
+    return store.study(spec.name) or existing
+
+
+@contextlib.contextmanager
+def progress_on(console: Console) -> Iterator[Progress]:
+    """Live progress where the console is a terminal, lines elsewhere."""
+    if console.is_terminal:
+        with LiveProgress(console) as live:
+            yield live
+    else:
+        yield PlainProgress(console)
+
+
+async def run_study(
+    store: Store, study: StoredStudy, options: Options, environment: Mapping[str, str], progress: Progress
+) -> None:
+    """Runs a study's stages to their end and stores the result; counts the time whatever happens."""
+    for sentence in settle(store, study):
+        progress.say(sentence)
+    began = time.monotonic()
+
+    def seconds_left() -> float | None:
+        hours = study.spec.budget.hours
+        return None if hours is None else hours * 3600 - study.spent_s - (time.monotonic() - began)
+
+    with stop_on_signals(progress):
+        try:
+            async with open_rack(
+                store, study, progress, ray_address=options.ray_address, environment=environment
+            ) as rack:
+                announce(rack, progress)
+                results = [
+                    await run_stage(store, study, rack, index, options, progress, seconds_left)
+                    for index in range(len(study.spec.stages))
+                ]
+                store.set_result(study.name, to_json(StudyResult(tuple(results))))
+        finally:
+            store.add_seconds(study.name, time.monotonic() - began)
+
+
+def announce(rack: Rack, progress: Progress) -> None:
+    """Says what was found on the hosts."""
+    for worker in rack.workers:
+        facts = worker.facts
+        gpus = f"{len(facts.gpus)} × {facts.gpus[0].name}" if facts.gpus else "no GPU"
+        simulated = f"SIMULATED {facts.simulated}: " if facts.simulated else ""
+        versions = (
+            f"{facts.engine} {facts.engine_version or '(version unknown)'}, NCCL {facts.nccl_version or 'unknown'}"
+        )
+        progress.say(f"{worker.name}: {simulated}{gpus}, {versions}")
+
+
+async def run_stage(
+    store: Store,
+    study: StoredStudy,
+    rack: Rack,
+    index: int,
+    options: Options,
+    progress: Progress,
+    seconds_left: Callable[[], float | None],
+) -> StageResult:
+    """Runs one stage on the rack."""
+    stage = study.spec.stages[index]
+    objective = load_objective(stage.objective, stage.objective_name)
+    offered = space_of(stage).offered(rack.facts)
+    for note in offered.notes:
+        progress.say(f"not offered here: {note}")
+    winner = Winner(rack.engine, rack.facts, study.spec.engine.launch)
+    search = Search.open(
+        store.secret_url,
+        optuna_name(study.name, index, stage),
+        space=offered,
+        objective=objective,
+        seed=stage.seed,
+        accept_changes=options.accept_changes,
+    )
+    with contextlib.closing(search):
+        runner = StageRunner(
+            store=store,
+            study=study,
+            stage=stage,
+            launches=stage_launches(study.spec.budget.launches, len(study.spec.stages), index),
+            search=search,
+            objective=objective,
+            workers=rack.workers,
+            progress=progress,
+            vet=winner.refused,
+            simplify=winner.simplified,
+            seconds_left=seconds_left,
+        )
+        result = await runner.run()
+        search.note(markdown(report_of(store, study, index, result)))
+    return result
+
+
+def optuna_name(study: str, index: int, stage: StageSpec) -> str:
+    """The name of a stage's Optuna study: ``NAME/1-baseline``."""
+    return f"{study}/{index + 1}-{stage.name}"
+
+
+def report_of(store: Store, study: StoredStudy, index: int, result: StageResult) -> Report:
+    """The report of a stage from what the database holds."""
+    stage = study.spec.stages[index]
+    facts = store.hosts(study.id)[0]
+    winner = Winner(engine_named(study.spec.engine.name), facts, study.spec.engine.launch)
+    return Report(
+        study=study.name,
+        result=result,
+        objective=load_objective(stage.objective, stage.objective_name),
+        facts=facts,
+        launches=store.launches(study.id, stage.name),
+        command=winner.command(result.configuration),
+        storage=store.url,
+        optuna_study=optuna_name(study.name, index, stage),
+    )
+
+
+def print_result(store: Store, study: StoredStudy, out: Console) -> None:
+    """Prints a finished study's reports and writes them beside the database."""
+    assert study.result is not None
+    reports = [
+        report_of(store, study, index, result)
+        for index, result in enumerate(from_json(StudyResult, study.result).stages)
+    ]
+    for report in reports:
+        show(report, out)
+    directory = store.directory
+    if directory is not None:
+        path = directory / f"{study.name}.md"
+        path.write_text("\n".join(markdown(report) for report in reports), encoding="utf-8")
+        out.print(f"Report: {shown_path(path)}")
+
+
+def shown_path(path: Path) -> str:
+    """A path as short as it can be typed from here."""
+    with contextlib.suppress(ValueError):
+        return str(path.resolve().relative_to(Path.cwd()))
+    return str(path)
+
+
+@contextlib.contextmanager
+def stop_on_signals(progress: Progress) -> Iterator[None]:
+    """Ctrl-C and TERM cancel the study, which stops its servers; a second one leaves them to their leases."""
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    seen: list[int] = []
+
+    def stop(number: int) -> None:
+        seen.append(number)
+        if len(seen) == 1:
+            progress.say(
+                "Stopping the server and proving it gone; the study stays resumable. Again: leave it to its lease."
+            )
+            task.cancel()
+        else:
+            os._exit(EXIT_INTERRUPTED)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+__all__ = ["TunerError", "main"]
