@@ -11,6 +11,8 @@ from pydantic import BaseModel, ValidationError
 
 from tuner.documents.tree import Node
 
+MAX_COMPLAINTS = 100
+
 Path = tuple[str | int, ...]
 
 _EXPECTED = {
@@ -61,7 +63,7 @@ def dotted(path: Sequence[str | int]) -> str:
 
 def complaints(error: ValidationError, kind: type[BaseModel], root: Node) -> Iterator[tuple[Path, str]]:
     """A path and a message for each fault. The branches of a union are one fault, not several."""
-    faults = [_Fault(raw, root) for raw in error.errors(include_url=False)]
+    faults = [_Fault(raw, root) for raw in error.errors(include_url=False)[:MAX_COMPLAINTS]]
     by_place: dict[tuple[Path, bool], list[_Fault]] = {}
     for fault in faults:
         deeper = any(other.goes_deeper(fault) for other in faults)
@@ -73,6 +75,8 @@ def complaints(error: ValidationError, kind: type[BaseModel], root: Node) -> Ite
             yield path, f"found {group[0].found}, expected {expected}"
         else:
             yield from ((path, message) for message in dict.fromkeys(f.message(kind) for f in group))
+    if error.error_count() > MAX_COMPLAINTS:
+        yield (), f"found {error.error_count() - MAX_COMPLAINTS} more problems after these"
 
 
 class _Fault:

@@ -14,6 +14,7 @@ A text stands in single or double quotes, without escapes. There are no attribut
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -143,6 +144,15 @@ def parse_condition(text: str) -> Condition:
     return _Parser(text).whole()
 
 
+def normalized(text: str) -> str:
+    """The words of a rule, spaced and quoted in one way: equal for rules that differ in layout only."""
+    return " ".join(
+        json.dumps(token.text[1:-1]) if token.kind == "text" else token.text
+        for token in _tokens(text)
+        if token.kind != "end"
+    )
+
+
 def _tokens(text: str) -> Iterator[Token]:
     position, end = 0, len(text.rstrip())
     while position < end:
@@ -160,7 +170,7 @@ def _what_fits(character: str) -> str:
         return "a closing quote later in the text"
     if character == "=":
         return "'==' for a comparison"
-    if character.isdigit() or character == ".":
+    if character in "0123456789":
         return "a decimal number such as 4 or 0.5"
     return "a name, a number, a quoted text, a comparison, '+ - * /' or parentheses"
 
@@ -175,10 +185,10 @@ class _Parser:
         self._depth = 0
 
     def whole(self) -> Condition:
-        condition = self._condition()
+        node = self._junction()
         if self._here.kind != "end":
-            raise self._unexpected("'and', 'or' or the end of the rule")
-        return condition
+            raise self._unexpected("a comparison, 'and', 'or' or the end of the rule")
+        return self._as_condition(node)
 
     @property
     def _here(self) -> Token:
@@ -200,9 +210,6 @@ class _Parser:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise fault(self._text, self._here.column, f"more than {MAX_DEPTH} levels", "a simpler rule")
-
-    def _condition(self) -> Condition:
-        return self._as_condition(self._junction())
 
     def _as_condition(self, node: Node) -> Condition:
         if isinstance(node, Literal | Name | Arithmetic | Negative):
