@@ -253,8 +253,8 @@ def _confirmation_problems(study: _Study) -> Iterator[_Problem]:
     if kept >= study.budget.launches:
         yield (
             ("budget", "launches"),
-            f"found {study.budget.launches}, of which the stages keep {kept} for confirmation, expected more, since none "
-            f"is left for the search",
+            f"found {study.budget.launches}, of which the stages keep {kept} for confirmation, expected more: none is "
+            f"left for the search",
         )
 
 
