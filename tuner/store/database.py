@@ -68,7 +68,8 @@ def database_url(text: str) -> URL:
             f"storage {masked_url(url)}: {url.drivername!r} is not supported. Use sqlite:///FILE or "
             "postgresql://USER@HOST/NAME (psycopg 3)."
         )
-    if is_sqlite(url) and (not url.database or ":memory:" in url.database):
+    in_memory = not url.database or ":memory:" in url.database or url.query.get("mode") == "memory"
+    if is_sqlite(url) and in_memory:
         raise StoreError(
             f"storage {masked_url(url)}: a study must outlive its process. Name a file: sqlite:///studies/tuner.db"
         )
