@@ -10,6 +10,7 @@ from tuner.documents.complaints import did_you_mean, shown
 from tuner.documents.reading import Places, read_with_places
 from tuner.errors import InputError
 from tuner.space.distribution import Categorical, Choice, Distribution, FloatRange, IntRange, range_problem
+from tuner.space.grammar import parse_condition
 from tuner.space.guard import Guard
 from tuner.space.parameter import Kind, Parameter, Rule, TryFirst
 from tuner.space.rules import Choices, Expression, identifier, parse, same
@@ -169,6 +170,11 @@ class _Loader:
 
     def _expression(self, path: Path, text: str, domains: Mapping[str, Choices | None]) -> Expression | None:
         known = {**domains, **{name: None for name in self._faulty}}
+        try:
+            parse_condition(text)
+        except InputError as error:
+            self._note(path, str(error))
+            return None
         try:
             return parse(text, known)
         except InputError as error:

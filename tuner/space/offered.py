@@ -11,6 +11,7 @@ from tuner.documents.complaints import did_you_mean, shown
 from tuner.errors import InputError
 from tuner.space.distribution import Categorical, FloatRange, IntRange
 from tuner.space.parameter import Kind, Parameter, Rule, by_identifier
+from tuner.space.rules import same
 from tuner.values.configuration import Configuration, Scalar
 
 
@@ -127,12 +128,11 @@ class OfferedSpace:
             InputError: a name or a value is not offered, or is set although its condition does not hold.
         """
         names = [p.name for p in self.parameters]
-        gone: dict[tuple[str, Scalar], str] = {(w.name, w.value): w.reason for w in self.withheld}
-        problems: list[str] = []
-        for name, value in chosen.items():
-            if name not in names and value is not None:
-                reason = gone.get((name, value)) or gone.get((name, None))
-                problems.append(f"{name}: " + (reason or f"no such parameter{did_you_mean(name, names)}"))
+        problems = [
+            self._withheld_note(name, value) or f"{name}: no such parameter{did_you_mean(name, names)}"
+            for name, value in chosen.items()
+            if name not in names and value is not None
+        ]
         values: dict[str, Scalar] = {}
         for parameter in self.parameters:
             name, active = parameter.name, _active(parameter, values)
@@ -140,12 +140,17 @@ class OfferedSpace:
             if value is not None and not active:
                 problems.append(f"{name}: found {shown(value)}, expected unset: it needs {parameter.when}")
             elif active and not parameter.allows(value):
-                expected = f"found {shown(value)}, expected one of {parameter.words}"
-                problems.append(f"{name}: {gone.get((name, value), expected)}")
+                expected = f"{name}: found {shown(value)}, expected one of {parameter.words}"
+                problems.append(self._withheld_note(name, value) or expected)
             values[name] = value
         if problems:
             raise InputError(problems)
         return values
+
+    def _withheld_note(self, name: str, value: Scalar) -> str:
+        """Why a value, or its parameter as a whole, is not here; empty if the guards did not take it."""
+        notes = [w for w in self.withheld if w.name == name and (w.value is None or same(w.value, value))]
+        return str(notes[0]) if notes else ""
 
     @property
     def default_values(self) -> dict[str, Scalar]:
