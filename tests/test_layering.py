@@ -24,8 +24,11 @@ BESIDE = {"errors": "ports", "shipped": "documents"}
 PURE = {"packaging", "numpy"}
 """Libraries of pure functions, without a door: versions are compared by space and engines, arrays used by all."""
 
-SENT = ("host/agent.py",)
-"""Files that are sent to a host which has nothing of ours: the standard library only."""
+INSIDE = {"httpcore": ("load/",)}
+"""Libraries that are the inside of another, and where they are reached for: httpx's transport, for times of arrival."""
+
+SENT = "host/remote/"
+"""What is sent to a host which has nothing of ours: itself and the standard library only."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ def _is_module(package: Path, source: str, name: str) -> bool:
 
 def violations(package: Path, document: str) -> list[str]:
     """Each import that the document does not allow, with its place and the reason."""
-    place, door = ranks(document), doors(document)
+    place, door = ranks(document), INSIDE | doors(document)
     found = []
     for item in imports(package):
         top = item.name.split(".")[0]
@@ -108,10 +111,10 @@ def violations(package: Path, document: str) -> list[str]:
 def _own(item: Import, place: Mapping[str, int]) -> str | None:
     """Why one part of the package may not import another; ``None`` if it may."""
     source, target = item.part, ([*item.name.split("."), ""])[1]
+    if item.file.startswith(SENT):
+        return None if item.name.startswith("tuner.host.remote") else "it is sent to hosts that have nothing of ours"
     if target in ("", "__init__", "__version__") or source == target:
         return None
-    if item.file in SENT:
-        return "it is sent to hosts that have nothing of ours"
     if target == "simulated":
         return None if item.file == "study/build.py" else "only study/build.py may import the simulated host"
     if target == "testing":
@@ -134,7 +137,7 @@ def _foreign(item: Import, library: str, door: Mapping[str, tuple[str, ...]]) ->
     """Why a module may not import a library; ``None`` if it may."""
     if library in sys.stdlib_module_names:
         return None
-    if item.file in SENT:
+    if item.file.startswith(SENT):
         return "it is sent to hosts that have nothing but the standard library"
     if library in PURE:
         return None
@@ -193,8 +196,9 @@ def test_the_document_is_understood() -> None:
         ("load/metrics.py", "from httpx import AsyncClient", "its door is load/client.py"),
         ("space/space.py", "import yaml", "its door is documents/reading.py"),
         ("load/client.py", "import requests", "has no door"),
-        ("host/agent.py", "from tuner.values.host import HostFacts", "nothing of ours"),
-        ("host/agent.py", "import packaging", "nothing but the standard library"),
+        ("host/remote/agent.py", "from tuner.host.ssh import Session", "nothing of ours"),
+        ("host/remote/agent.py", "from tuner.values.host import HostFacts", "nothing of ours"),
+        ("host/remote/agent.py", "import packaging", "nothing but the standard library"),
     ],
 )
 def test_what_the_document_forbids_is_found(tmp_path: Path, file: str, source: str, reason: str) -> None:
@@ -216,6 +220,7 @@ def test_what_the_document_forbids_is_found(tmp_path: Path, file: str, source: s
         ),
         ("documents/objective.py", "from tuner.space import rules\nimport packaging.version"),
         ("testing.py", "from tuner.launch import EngineTarget"),
+        ("host/remote/agent.py", "import os\nfrom tuner.host.remote import log"),
         ("search/study.py", "from tuner import __version__\nimport optuna.samplers"),
     ],
 )

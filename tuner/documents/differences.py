@@ -6,13 +6,12 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from itertools import zip_longest
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from tuner.documents.objective import load_objective
-from tuner.documents.reading import read
 from tuner.errors import InputError
+from tuner.space.load import load_space
 from tuner.values.study import Budget, StageSpec, StudySpec
 
 _ABSENT = "absent"
@@ -22,41 +21,82 @@ def differences(old: StudySpec, new: StudySpec) -> tuple[str, ...]:
     """What would make the results of two specifications incomparable, one line each: path, old → new.
 
     Not differences: a larger budget; how a host is reached (address, port, user, keys, interpreter), as long as its
-    name stays; the order of arguments and variables; file names; comments, layout and `why` lines of spaces and
-    objectives.
+    name stays; the order of arguments and variables; file names; whatever does not change what a space or an objective
+    means (comments, layout, reasons, defaults written out).
     """
-    before, after = dict(_facts(old)), dict(_facts(new))
-    paths = [path for path in before if before[path] != after.get(path)]
-    paths += [path for path in after if path not in before]
-    lines = [f"{path}: {_cut(before.get(path, _ABSENT))} → {_cut(after.get(path, _ABSENT))}" for path in paths]
-    return (*lines, *_budget(old.budget, new.budget))
+    lines = list(_changes("", _facts(old), _facts(new)))
+    for index, (before, after) in enumerate(zip_longest(old.stages, new.stages)):
+        lines += _stage_changes(f"stages[{index}]", before, after)
+    return (*lines, *_budget_cuts(old.budget, new.budget))
 
 
-def _facts(spec: StudySpec) -> Iterator[tuple[str, str]]:
-    """Everything that is compared, as path and value in words."""
-    yield "name", spec.name
-    for host in spec.hosts:
-        yield f"hosts.{host.address.name}", f"simulated {host.simulated}" if host.simulated else "reached by SSH"
+def _changes(prefix: str, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+    """A line for each path whose value is not the same, in the old one's order."""
+    for path in [*before, *(path for path in after if path not in before)]:
+        if before.get(path) != after.get(path):
+            yield f"{prefix}{path}: {_cut(before.get(path, _ABSENT))} → {_cut(after.get(path, _ABSENT))}"
+
+
+def _facts(spec: StudySpec) -> dict[str, str]:
+    """Path and value, in words, of all but stages and budget."""
     engine = spec.engine
-    yield "engine.name", engine.name
-    yield "engine.command", shlex.join(engine.launch.command)
-    yield from ((f"engine.args.{name}", _shown(value)) for name, value in engine.launch.args)
-    yield from ((f"engine.env.{name}", _shown(value)) for name, value in engine.launch.env)
-    yield "engine.allow", _shown(sorted(engine.launch.allow))
-    yield "engine.forbid", _shown(sorted(engine.launch.forbid))
-    for key in ("start_deadline_s", "no_progress_s", "stop_grace_s", "lease_s"):
-        yield f"engine.{key}", _shown(getattr(engine, key))
-    yield from ((f"workload.{key}", _shown(value)) for key, value in asdict(spec.workload).items())
-    for index, stage in enumerate(spec.stages):
-        path = f"stages[{index}]"
-        yield f"{path}.name", stage.name
-        yield f"{path}.confirmation_launches", _shown(stage.confirmation_launches)
-        yield f"{path}.seed", _shown(stage.seed)
-        yield from _leaves(f"{path}.space", _space(stage))
-        yield from _leaves(f"{path}.objective", _objective(stage))
+    launch = engine.launch
+    return {
+        "name": spec.name,
+        **{
+            f"hosts.{host.address.name}": f"simulated {host.simulated}" if host.simulated else "reached by SSH"
+            for host in spec.hosts
+        },
+        "engine.name": engine.name,
+        "engine.command": shlex.join(launch.command),
+        **{f"engine.args.{name}": _shown(value) for name, value in launch.args},
+        **{f"engine.env.{name}": _shown(value) for name, value in launch.env},
+        "engine.allow": _shown(sorted(launch.allow)),
+        "engine.forbid": _shown(sorted(launch.forbid)),
+        **{
+            f"engine.{key}": _shown(getattr(engine, key))
+            for key in ("start_deadline_s", "no_progress_s", "stop_grace_s", "lease_s")
+        },
+        **{f"workload.{key}": _shown(value) for key, value in asdict(spec.workload).items()},
+    }
 
 
-def _budget(old: Budget, new: Budget) -> Iterator[str]:
+def _stage_changes(path: str, old: StageSpec | None, new: StageSpec | None) -> Iterator[str]:
+    if old is None or new is None:
+        yield f"{path}: {old.name if old else _ABSENT} → {new.name if new else _ABSENT}"
+        return
+
+    def plain(stage: StageSpec) -> dict[str, str]:
+        kept = ("name", "confirmation_launches", "seed")
+        return {key: _shown(getattr(stage, key)) for key in kept}
+
+    yield from _changes(f"{path}.", plain(old), plain(new))
+    if old.space != new.space:
+        yield from _space_changes(f"{path}.space", old, new)
+    if old.objective != new.objective:
+        yield from _changes(f"{path}.objective", _objective(old), _objective(new))
+
+
+def _space_changes(path: str, old: StageSpec, new: StageSpec) -> Iterator[str]:
+    try:
+        changes = load_space(old.space, old.space_name).differences(load_space(new.space, new.space_name))
+    except InputError as error:  # stored by another version of the tuner
+        yield f"{path}: the texts differ, and cannot be compared by meaning: {error.problems[0]}"
+    else:
+        yield from (f"{path}.{change}" for change in changes)
+
+
+def _objective(stage: StageSpec) -> dict[str, str]:
+    """What the objective means; the text itself where this version of the tuner cannot read it."""
+    try:
+        meaning = asdict(load_objective(stage.objective, stage.objective_name))
+    except InputError:
+        return {"": _shown(stage.objective)}
+    del meaning["name"]
+    return {f".{key}": _shown(value) for key, value in meaning.items()}
+
+
+def _budget_cuts(old: Budget, new: Budget) -> Iterator[str]:
     """A smaller budget; a larger one only goes on with what was begun."""
     if new.launches < old.launches:
         yield f"budget.launches: {old.launches} → {new.launches}"
@@ -64,41 +104,6 @@ def _budget(old: Budget, new: Budget) -> Iterator[str]:
         yield f"budget.hours: {_shown(old.hours)} → {_shown(new.hours)}"
     if new.lost_launches < old.lost_launches:
         yield f"budget.lost_launches: {old.lost_launches} → {new.lost_launches}"
-
-
-class _Anything(BaseModel):
-    """Any mapping: a text is compared as the data that it is."""
-
-    model_config = ConfigDict(extra="allow")
-
-
-def _space(stage: StageSpec) -> Any:
-    """The space as data; the text itself where this version cannot read it."""
-    try:
-        return read(stage.space, _Anything, stage.space_name).model_dump()
-    except InputError:
-        return stage.space
-
-
-def _objective(stage: StageSpec) -> Any:
-    """The objective with its defaults; the text itself where this version cannot read it."""
-    try:
-        return {**asdict(load_objective(stage.objective, stage.objective_name)), "name": None}
-    except InputError:
-        return stage.objective
-
-
-def _leaves(path: str, data: Any) -> Iterator[tuple[str, str]]:
-    """Paths and values of nested data. A list of plain values is one value, for their order can matter."""
-    if isinstance(data, Mapping):
-        for key, value in data.items():
-            if key != "why":
-                yield from _leaves(f"{path}.{key}", value)
-    elif isinstance(data, list) and any(isinstance(item, Mapping) for item in data):
-        for index, item in enumerate(data):
-            yield from _leaves(f"{path}[{index}]", item)
-    else:
-        yield path, _shown(data)
 
 
 def _shown(value: Any) -> str:

@@ -129,7 +129,7 @@ def load_study(
 
     Raises:
         InputError: with all problems of the file, or with those of the files that it names. Search spaces are
-            embedded as they are; what is wrong inside of them is told by `tuner.space`.
+            embedded as they are: what is wrong inside of them is told when they are loaded (`tuner.space.load`).
     """
     study, places = read_with_places(text, _Study, str(source))
     problems = [places.problem(path, message) for path, message in _problems(study)]
@@ -182,12 +182,16 @@ def _stages(
         """Text and file name of a space or an objective."""
         try:
             file = shipped_file(kind, override) if override else shipped_file(kind, name, beside=folder)
+        except InputError as error:
+            # What was named on the command line has no place in the study file.
+            problems.extend(error.problems if override else (places.problem(path, p) for p in error.problems))
+            return "", ""
+        try:
             text = read_text(file, str(file))
             if kind == "objectives":
                 load_objective(text, str(file))
         except InputError as error:
-            # A file that was named on the command line has no place in the study file.
-            problems.extend(p if override else places.problem(path, p) for p in error.problems)
+            problems.extend(error.problems)
             return "", ""
         return text, file.name
 
