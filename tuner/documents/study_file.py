@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from tuner.documents.complaints import shown
 from tuner.documents.differences import differences as differences
 from tuner.documents.names import ARG_NAME, ENV_NAME, PATTERN, File, Hostname, Jump, Name, Python, User
 from tuner.documents.objective import load_objective
@@ -278,7 +279,7 @@ def _engine_problems(engine: _Engine) -> Iterator[_Problem]:
         if not ENV_NAME.fullmatch(name):
             yield path, f"found {name!r}, expected the name of an environment variable: letters, digits and _"
         elif value is None or isinstance(value, bool):
-            yield path, f'found {"null" if value is None else value}, expected a text or a number, such as 1 or "true"'
+            yield path, f"found {shown(value)}, expected a text or a number, such as 1 or 'true'"
         else:
             yield from ((path, problem) for problem in _value_problems(name, value))
     for index, name in enumerate(engine.allow):
@@ -311,6 +312,7 @@ def _command_problems(command: str | tuple[str, ...]) -> Iterator[_Problem]:
         return
     if not words or not words[0]:
         yield path, f"found no word, expected a command such as {DEFAULT_COMMAND}"
+        return
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word.startswith("$") or (isinstance(command, str) and word in ("&&", "||", ";", "|", "&", ">", "<")):
             yield (
