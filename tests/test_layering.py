@@ -83,8 +83,12 @@ def imports(package: Path) -> Iterator[Import]:
                     above = parts[: len(parts) - node.level]
                     source = ".".join([*above, *([node.module] if node.module else [])])
                 # `from tuner.space import rules` imports a module; `from tuner.space.rules import parse` a name of one.
-                names = [f"{source}.{alias.name}" if source == package.name else source for alias in node.names]
-                names += [f"{source}.{alias.name}" for alias in node.names if _is_module(package, source, alias.name)]
+                names = [
+                    f"{source}.{alias.name}"
+                    if source == package.name or _is_module(package, source, alias.name)
+                    else source
+                    for alias in node.names
+                ]
             else:
                 continue
             for name in dict.fromkeys(names):

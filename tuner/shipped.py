@@ -6,10 +6,10 @@ files lie in ``tuner/shipped/`` (``pyproject.toml``, force-include).
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Literal
 
+from tuner.documents.complaints import did_you_mean, shown
 from tuner.errors import InputError
 
 Kind = Literal["search_spaces", "objectives", "studies"]
@@ -50,12 +50,19 @@ def shipped_file(kind: Kind, name: str | Path, *, beside: Path | None = None) ->
     if given.name == str(given):  # a bare name, so that no path leads out of the shipped folder
         looked.append(folder / (given.name if given.suffix == ".yaml" else f"{given.name}.yaml"))
     for path in looked:
-        if path.is_file():
+        if _is_file(path):
             return path
     names = shipped_names(kind)
-    near = difflib.get_close_matches(given.name, [*names, *(Path(n).stem for n in names)], n=1)
+    where = ", ".join(str(path) if len(str(path)) <= 300 else f"{str(path)[:300]}…" for path in looked)
     raise InputError(
-        f"{_NOUN[kind]} {str(name)!r}: no such file. Looked for {', '.join(map(str, looked))}."
-        + (f" Did you mean {near[0]}?" if near else "")
-        + (f" Shipped with the tuner: {', '.join(names)}." if names else " None is shipped with the tuner.")
+        f"{_NOUN[kind]} {shown(str(name))}: found no such file, looked for {where}; expected a path, or one that is "
+        f"shipped with the tuner: {', '.join(names) or 'none is'}{did_you_mean(given.name, names)}"
     )
+
+
+def _is_file(path: Path) -> bool:
+    """Whether a file is there; a path that cannot be looked at has none."""
+    try:
+        return path.is_file()
+    except OSError:  # a name too long, a folder that may not be searched
+        return False

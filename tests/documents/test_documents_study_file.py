@@ -262,9 +262,9 @@ def test_a_space_beside_the_study_file_comes_before_a_shipped_one(
         ("small.yaml}", "small.yaml, confirmation_launches: 5}", "stages[0].confirmation_launches: found 5"),
         ("small.yaml}", "small.yaml, confirmation_launches: 2}", "stages[0].confirmation_launches: found 2"),
         ("small.yaml}", "small.yaml}, {name: baseline, space: small.yaml}", "stages[1].name: found 'baseline'"),
-        ("small.yaml", "smal.yaml", "5: stages[0].space: search space 'smal.yaml': no such file"),
+        ("small.yaml", "smal.yaml", "5: stages[0].space: search space 'smal.yaml': found no such file"),
         ("small.yaml", "../../../etc/passwd.yaml", "stages[0].space: search space '../../../etc/passwd.yaml'"),
-        ("small.yaml}", "small.yaml, objective: througput}", "Did you mean throughput"),
+        ("small.yaml}", "small.yaml, objective: througput}", "did you mean 'throughput.yaml'?"),
         # storage
         ("stages:", "storage: mysql://x/y\nstages:", "5: storage: found 'mysql://x/y', expected sqlite:///FILE"),
         ("stages:", "storage: mysql://u:hunter2@x/y\nstages:", "found 'mysql://u:***@x/y'"),
