@@ -9,7 +9,7 @@ A user can run a study against any object with `Target`'s methods; the README sh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from tuner.values.configuration import Configuration
@@ -176,12 +176,59 @@ class Engine(Protocol):
         """
         ...
 
+    def launch_problems(self, base: LaunchBase) -> tuple[str, ...]:
+        """What in a study file's launch the tuner cannot work with, in words with the remedy; empty if nothing."""
+        ...
+
     def refused(self, configuration: Configuration, facts: HostFacts, base: LaunchBase) -> tuple[str, ...]:
         """Reasons why the engine of that version would refuse or rewrite the configuration; empty if none."""
         ...
 
+    def inert(self, configuration: Configuration, facts: HostFacts, base: LaunchBase | None = None) -> dict[str, str]:
+        """Names of the configuration that nothing on that host ever acts on → why. Only what is certain.
+
+        Args:
+            base: the launch below it, which may make a name inert; ``None``: the configuration by itself.
+        """
+        ...
+
     def command(self, base: LaunchBase, configuration: Configuration, *, port: int, nonce: str) -> LaunchCommand:
         """The exact command: the base with the configuration laid over it, the port, and the nonce."""
+        ...
+
+    def shell_line(self, base: LaunchBase, configuration: Configuration) -> str:
+        """The launch as one line to paste into a shell, everything quoted, with nothing of the tuner's own in it.
+
+        A value of the base of the form ``$NAME`` stays a reference for the shell to fill in; one of the configuration
+        is plain text.
+        """
+        ...
+
+    def effect_mismatches(
+        self,
+        command: LaunchCommand,
+        server_info: Mapping[str, Any],
+        environ: Mapping[str, str],
+        nccl_lines: Sequence[str],
+        names: Sequence[str] | None = None,
+    ) -> tuple[str, ...]:
+        """What a running server has other than the command says, in words; empty when all took effect.
+
+        Args:
+            server_info: the JSON of `server_info_path`.
+            environ: the environment of one process titled as `worker_titles` say.
+            nccl_lines: what `nccl_evidence` found in its log.
+            names: variables and arguments to compare, such as those of the configuration, beside the tuner's own;
+                ``None``: all. An engine may rightly round an argument of the base.
+        """
+        ...
+
+    def nccl_evidence(self, log: str) -> tuple[str, ...]:
+        """The log's lines in which NCCL says what it took, each once."""
+        ...
+
+    def stage_of(self, log: str) -> str:
+        """A short word for what a starting server is doing, such as ``weights 25 %``; ``ready`` at the end."""
         ...
 
     def classify(self, log: str, exit_status: int | None, phase: Phase) -> Failure:
@@ -195,4 +242,19 @@ class Engine(Protocol):
     @property
     def ready_path(self) -> str:
         """HTTP path that returns the nonce without putting load on the model."""
+        ...
+
+    @property
+    def server_info_path(self) -> str:
+        """HTTP path that returns what the server runs with, as a JSON object."""
+        ...
+
+    @property
+    def flush_path(self) -> str:
+        """HTTP path that empties the prefix cache (POST)."""
+        ...
+
+    @property
+    def worker_titles(self) -> tuple[str, ...]:
+        """How the titles of the processes begin whose environment decides."""
         ...
