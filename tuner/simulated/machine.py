@@ -6,9 +6,16 @@ in `nccl_truth`, and what a decode step takes in `timing`. Where each number com
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from tuner.errors import InputError
+from tuner.simulated.link_costs import H200X2_SHM, PCIE8
+from tuner.simulated.nccl_belief import Belief, Topology
+from tuner.simulated.nccl_settings import PATHS, NcclSettings
+from tuner.simulated.nccl_truth import LinkCosts
+from tuner.simulated.noise import Noise
 
 _GIB = 1 << 30
 
@@ -47,38 +54,6 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Noise:
-    """How step times vary, as coefficients of variation (standard deviation / mean).
-
-    Attributes:
-        restart_cv: between launches of the same configuration.
-        window_cv: between windows inside one launch.
-        correlation_s: how long a deviation inside a launch lasts, about a window.
-    """
-
-    restart_cv: float
-    window_cv: float
-    correlation_s: float = 2.0
-
-
-@dataclass(frozen=True)
-class Topology:
-    """What NCCL's topology search comes back with: the input of its belief.
-
-    Attributes:
-        bandwidth_gb_s: bandwidth of one searched channel, GB/s (10⁹ bytes).
-        channels: channels that the search found; twice as many are used.
-        nvlink: whether the paths inside the node are NVLink (else PCI, and LL128 is off by default).
-        compute_capability: of the GPUs, 90 for Hopper, 120 for RTX PRO 6000 Blackwell.
-    """
-
-    bandwidth_gb_s: float
-    channels: int
-    nvlink: bool
-    compute_capability: int
-
-
-@dataclass(frozen=True)
 class Machine:
     """One machine with its model, its engine and the constants of its speed.
 
@@ -86,8 +61,12 @@ class Machine:
         title: one line for a report.
         source: where its numbers come from.
         links: what ``nvidia-smi topo -m`` prints on it.
-        p2p_level: lowest ``NCCL_P2P_LEVEL`` (``PHB``, ``SYS``, …) that joins its GPUs directly; empty: no P2P at all.
-        truth: constants of `nccl_truth`, by name of the parameter set.
+        topology: what NCCL believes of it.
+        hop_paths: kinds of path between neighbours of a ring, as ``NCCL_P2P_LEVEL`` spells them, with the fraction of
+            hops of that kind; empty where GPUs cannot reach each other directly at all.
+        costs: what all-reduces cost on it in truth.
+        inert: the environment has no effect on its speed.
+        working_bytes: GPU memory of activations, workspaces and captured graphs.
         compute_s: GPU time of a decode step at batch 1 without all-reduces.
         compute_per_stream_s: more of it for each further stream.
         overhead_s: of the scheduler, each step.
@@ -107,14 +86,39 @@ class Machine:
     engine_version: str
     model: Model
     topology: Topology
-    p2p_level: str
-    truth: str
+    hop_paths: Mapping[str, float]
+    costs: LinkCosts
+    working_bytes: int
     compute_s: float
     compute_per_stream_s: float
     overhead_s: float
     prefill_tok_s: float
     real_launch_s: float
     noise: Noise
+    inert: bool = False
+
+    @property
+    def p2p_level(self) -> str:
+        """The ``NCCL_P2P_LEVEL`` that joins all GPUs directly; empty if none does."""
+        return max(self.hop_paths, key=PATHS.index, default="")
+
+    def belief(self, settings: NcclSettings) -> Belief:
+        """NCCL's view of a communicator of all its GPUs."""
+        return Belief(self.topology, self.gpus, version_of(self.nccl_version), settings)
+
+    def p2p_hops(self, level: str) -> float:
+        """Fraction of a ring's hops that go directly from GPU to GPU at an ``NCCL_P2P_LEVEL``.
+
+        The others go through host memory.
+        """
+        reach = PATHS.index(level)
+        return sum(share for path, share in self.hop_paths.items() if PATHS.index(path) <= reach)
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """The leading numbers of a version, to compare: ``0.5.21rc1`` → ``(0, 5, 21)``."""
+    match = re.match(r"[0-9.]*", text)
+    return tuple(int(part) for part in match[0].split(".") if part) if match else ()
 
 
 def _links(gpus: int, near: str, far: str, socket: int) -> str:
@@ -181,12 +185,13 @@ _PCIE8 = Machine(
     nccl_version="2.28.9",
     engine_version="0.5.17",
     model=_KIMI,
-    topology=Topology(bandwidth_gb_s=0.1, channels=1, nvlink=False, compute_capability=120),
-    p2p_level="SYS",
-    truth="pcie8",
+    topology=Topology(bandwidth_gb_s=0.1, tree_bandwidth_gb_s=0.1, channels=1, nvlink=False, compute_capability=120),
+    hop_paths={"PHB": 0.75, "SYS": 0.25},  # of 8 hops 6 inside a socket, 2 between the two
+    costs=PCIE8,
+    working_bytes=int(4.5 * _GIB),
     compute_s=2.6e-3,
     compute_per_stream_s=0.12e-3,
-    overhead_s=0.4e-3,
+    overhead_s=0.45e-3,
     prefill_tok_s=4000.0,
     real_launch_s=480.0,
     noise=Noise(restart_cv=0.003, window_cv=0.001),
@@ -204,10 +209,11 @@ _H200X2 = Machine(
     nccl_version="2.28.9",
     engine_version="0.5.17",
     model=_M61,
-    topology=Topology(bandwidth_gb_s=20.0, channels=2, nvlink=False, compute_capability=90),
-    p2p_level="",
-    truth="h200x2-shm",
-    compute_s=1.4e-3,
+    topology=Topology(bandwidth_gb_s=20.0, tree_bandwidth_gb_s=40.0, channels=2, nvlink=False, compute_capability=90),
+    hop_paths={},
+    costs=H200X2_SHM,
+    working_bytes=1 * _GIB,
+    compute_s=1.555e-3,  # 1.978 and 1.918 ms of a step at batch 1 and 8 are no all-reduces: the mean, less the overhead
     compute_per_stream_s=0.0,
     overhead_s=0.4e-3,
     prefill_tok_s=45000.0,
@@ -215,27 +221,12 @@ _H200X2 = Machine(
     noise=Noise(restart_cv=0.003, window_cv=0.001),
 )
 
-_FLAT = Machine(
+_FLAT = replace(
+    _H200X2,
     name="flat",
     title="a machine on which nothing has any effect",
-    source="made up: for studies whose right answer is that nothing is faster",
-    gpus=2,
-    gpu_name="NVIDIA H200",
-    gpu_memory_bytes=143771 << 20,
-    driver_version="580.95.05",
-    links=_links(2, "PHB", "SYS", 2),
-    nccl_version="2.28.9",
-    engine_version="0.5.17",
-    model=_M61,
-    topology=Topology(bandwidth_gb_s=20.0, channels=2, nvlink=False, compute_capability=90),
-    p2p_level="",
-    truth="flat",
-    compute_s=1.4e-3,
-    compute_per_stream_s=0.0,
-    overhead_s=0.4e-3,
-    prefill_tok_s=45000.0,
-    real_launch_s=57.0,
-    noise=Noise(restart_cv=0.003, window_cv=0.001),
+    source="made up: h200x2-shm with a speed that no setting changes",
+    inert=True,
 )
 
 MACHINES: dict[str, Machine] = {m.name: m for m in (_PCIE8, _H200X2, _FLAT)}
