@@ -1,0 +1,173 @@
+"""Ending all that belongs to a launch, and nothing else."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable, Sequence
+
+from tuner.host.remote.processes import Marks, Process, own, read_process, send_signal
+
+_STEP_S = 0.05
+_SETTLE_S = 1.0
+"""How long children may take to end by themselves once their parent is gone, before they get a TERM of their own."""
+_TERM_S = 4.0
+"""How long those that are left get between TERM and KILL."""
+_KILL_LIMIT_S = 30.0
+"""A process in the middle of a GPU driver's call ends when that returns."""
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory is
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a launch's processes were ended: pids that needed KILL, pids that are left."""
+
+    killed: tuple[int, ...]
+    left: tuple[int, ...]
+
+
+def end_all(marks: Callable[[], Marks], grace_s: float) -> Ended:
+    """TERM to the server's parent process, which drains; then TERM, then KILL for whatever is left.
+
+    Args:
+        marks: read anew at each look, since a supervisor may still be writing them.
+        grace_s: for the parent to end after TERM.
+    """
+    known: dict[tuple[int, int], Process] = {}
+
+    def look(environ: bool) -> list[Process]:
+        """Ours, including those known from earlier looks: a re-parented child may have lost its marks since."""
+        now = marks()
+        found = own(now, environ)
+        known.update((process.key, process) for process in found)
+        alive = {process.key: process for process in found}
+        for key in list(known):
+            row = read_process(key[0])
+            if row is None or row.key != key or not row.alive:
+                known.pop(key)
+            else:
+                alive.setdefault(key, row)
+        return list(alive.values())
+
+    started = time.monotonic()
+    left = look(environ=True)
+    parent = next((process for process in left if process.key == marks().server), None)
+    if parent is not None:
+        send_signal(parent, signal.SIGTERM)
+        left = _wait(lambda: look(False), started + grace_s, lambda rest: parent.key not in {p.key for p in rest})
+        if parent.key not in {process.key for process in left}:
+            left = _wait(lambda: look(False), min(time.monotonic() + _SETTLE_S, started + grace_s))
+    left = look(environ=True)
+    if left:
+        for process in left:
+            send_signal(process, signal.SIGTERM)
+        _wait(lambda: look(False), time.monotonic() + _TERM_S)
+    return _kill(look)
+
+
+def _wait(
+    look: Callable[[], list[Process]], deadline: float, enough: Callable[[list[Process]], bool] = lambda rest: not rest
+) -> list[Process]:
+    while True:
+        left = look()
+        if not left or enough(left) or time.monotonic() >= deadline:
+            return left
+        time.sleep(_STEP_S)
+
+
+def _kill(look: Callable[[bool], list[Process]]) -> Ended:
+    """KILL until two looks in a row find nothing: first all are stopped, so that none can fork away meanwhile."""
+    killed: set[int] = set()
+    deadline = time.monotonic() + _KILL_LIMIT_S
+    empty = 0
+    left: list[Process] = []
+    while empty < 2:
+        left = look(True)
+        empty = empty + 1 if not left else 0
+        if left and time.monotonic() > deadline:
+            break
+        stopped: set[tuple[int, int]] = set()
+        while any(process.key not in stopped for process in left):
+            for process in left:
+                if process.key not in stopped:
+                    send_signal(process, signal.SIGSTOP)
+                    stopped.add(process.key)
+            left = look(False)
+        for process in left:
+            if send_signal(process, signal.SIGKILL):
+                killed.add(process.pid)
+        if left:
+            time.sleep(_STEP_S)
+    return Ended(tuple(sorted(killed)), tuple(sorted(process.pid for process in left)))
+
+
+def shared_memory(patterns: Sequence[str]) -> dict[str, int]:
+    """Names under /dev/shm that match and are this user's, with their inodes."""
+    found = {}
+    try:
+        entries = list(os.scandir(SHARED_MEMORY))
+    except OSError:
+        return {}
+    for entry in entries:
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except OSError:
+            continue
+        if status.st_uid == os.geteuid() and any(fnmatch.fnmatchcase(entry.name, pattern) for pattern in patterns):
+            found[entry.name] = status.st_ino
+    return found
+
+
+def shared_memory_in_use(pids: Sequence[int]) -> set[str]:
+    """Names under /dev/shm that the processes have mapped or open."""
+    prefix = f"{SHARED_MEMORY}/"
+    names: set[str] = set()
+    for pid in pids:
+        folder = f"/proc/{pid}"
+        try:
+            with open(f"{folder}/maps", errors="replace") as file:
+                names |= {line.rstrip("\n").split(prefix, 1)[1] for line in file if prefix in line}
+            targets = [_target(f"{folder}/fd/{name}") for name in os.listdir(f"{folder}/fd")]
+            names |= {target[len(prefix) :] for target in targets if target.startswith(prefix)}
+        except OSError:
+            continue
+    return {name[: -len(" (deleted)")] if name.endswith(" (deleted)") else name for name in names}
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""
+
+
+def remove_shared_memory(patterns: Sequence[str], before: dict[str, int], seen: set[str]) -> list[str]:
+    """Removes what a launch left under /dev/shm.
+
+    Removed is what matches a pattern, is this user's, was not there before the start and is in use by no process; and
+    either was in use by the launch itself, or is of a kind that no living process uses: another server of the same
+    user hands such segments from process to process, and between two hands nobody holds them.
+
+    Args:
+        before: names and inodes at the start.
+        seen: names that the launch's processes were using before they were stopped.
+    """
+    found = {name for name, inode in shared_memory(patterns).items() if before.get(name) != inode}
+    if not found:
+        return []
+    in_use = shared_memory_in_use([int(name) for name in os.listdir("/proc") if name.isdigit()])
+    kinds_in_use = {pattern for pattern in patterns for name in in_use if fnmatch.fnmatchcase(name, pattern)}
+    removed = []
+    for name in sorted(found - in_use):
+        if name not in seen and any(fnmatch.fnmatchcase(name, pattern) for pattern in kinds_in_use):
+            continue
+        try:
+            os.unlink(SHARED_MEMORY / name)
+            removed.append(name)
+        except OSError:
+            continue
+    return removed

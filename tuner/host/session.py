@@ -1,0 +1,473 @@
+"""The steps of a launch on one host, over SSH: `tuner.ports.HostSteps`."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tuner.errors import ForeignServer, HostLost, HostRefused, LaunchFailed
+from tuner.host.connection import HostConnection, LeaseKeeper
+from tuner.host.lag import TunnelLagProbe
+from tuner.host.link import AgentError, AgentLink
+from tuner.load.client import LoadClient
+from tuner.ports import Engine
+from tuner.values.failure import Failure, FailureClass, Fault
+from tuner.values.host import Gpu, HostAddress, HostFacts
+from tuner.values.launch import (
+    CleanReport,
+    EffectReport,
+    GoneReport,
+    LaunchCommand,
+    Phase,
+    ServerIdentity,
+    ServerStatus,
+)
+from tuner.values.measurement import TunnelLag, Window
+from tuner.values.study import EngineSpec
+from tuner.values.workload import Workload
+
+SHARED_MEMORY = ("nccl-*", "sgl_shm_mm_*", "psm_*", "sem.mp-*")
+"""Names under /dev/shm that servers leave behind: NCCL's, SGLang's, Python's shared memory and semaphores."""
+GPU_BUSY_BYTES = 2 * 2**30
+"""Memory in use on a GPU that is somebody's work, not a driver's or a desktop's own."""
+GPU_SLACK_BYTES = 256 * 2**20
+"""How far above the level before the start a GPU's memory may be after the stop and count as back."""
+GPU_WAIT_S = 30.0
+LEASE_GRACE_S = 5.0
+LOG_SEGMENT_BYTES = 8 * 2**20
+LOG_SEGMENTS_KEPT = 2
+LOG_LIMIT_BYTES = 4 * 2**20
+"""How much of a log is looked at for evidence: the whole of most."""
+_POLL_FIRST_S = 0.1
+_POLL_LONGEST_S = 1.0
+_PROBE_LIMIT_S = 5.0
+_INFO_LIMIT_S = 30.0
+_DEATH_LIMIT_S = 8.0
+"""How long a server with failed requests is watched: SGLang's parent follows a dead scheduler after 5.8 s."""
+_WINDOW_TRIES = 3
+_RETRY_INDEX = 100_000
+"""A window repeated after a broken link gets prompts of its own: the first ones are in the prefix cache by now."""
+_SECRET_KEY = re.compile(r"api_?key|passw|secret|(^|_)token$", re.IGNORECASE)
+_SECRET_TEXT = re.compile(r"(api[-_]key|password|secret|token)(['\"]?[=: ]\s*)(?!None)\S+", re.IGNORECASE)
+
+
+class Load(Protocol):
+    """What a window needs of the load client."""
+
+    async def window(self, workload: Workload, index: int) -> Window:
+        """Runs one window."""
+        ...
+
+    async def close(self) -> None:
+        """Closes its connections."""
+        ...
+
+
+@dataclass
+class _Launch:
+    """The launch under way."""
+
+    command: LaunchCommand
+    lease: LeaseKeeper
+    started_s: float
+    lag: TunnelLagProbe
+    client: Load | None = None
+    client_link: AgentLink | None = None
+
+
+class SshSession:
+    """One host and at most one server on it at a time.
+
+    A link that breaks is connected anew, and the launch goes on as long as its lease has not lapsed meanwhile.
+
+    Args:
+        spec: its `lease_s` is also how long a broken link is tried before the host counts as lost.
+        load: makes the load client for a base URL.
+        gpu_busy_bytes: memory in use on a GPU from which on it counts as somebody else's.
+    """
+
+    def __init__(
+        self,
+        address: HostAddress,
+        engine: Engine,
+        spec: EngineSpec,
+        *,
+        load: Callable[[str], Load] = LoadClient,
+        gpu_busy_bytes: int = GPU_BUSY_BYTES,
+    ) -> None:
+        self._name = address.name
+        self._engine = engine
+        self._spec = spec
+        self._load = load
+        self._gpu_busy_bytes = gpu_busy_bytes
+        self._host = HostConnection(address, limit_s=spec.lease_s, keep_alive_s=min(5.0, spec.lease_s / 12))
+        self._launch: _Launch | None = None
+        self._lag: TunnelLag | None = None
+        self._gpu_level: tuple[int, ...] = ()
+
+    # ── Before ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def preflight(self) -> HostFacts:
+        """Connects and reads what the host has; see `tuner.ports.HostSteps.preflight`."""
+        launch = self._spec.launch
+        try:
+            found = await self._host.call(
+                "facts",
+                command=launch.command,
+                env=dict(launch.env),
+                distributions=self._engine.distributions,
+            )
+        except AgentError as error:
+            raise HostRefused(self._name, f"{error.what}. Mend that there, then start again.") from None
+        engine = found["engine"]
+        words = " ".join(launch.command)
+        if engine["error"]:
+            raise HostRefused(
+                self._name,
+                f"the launch command {words!r} cannot work: {engine['error']}. Give its full path in the study file.",
+            )
+        versions: dict[str, str | None] = engine["versions"]
+        if engine["module"] is False:
+            raise HostRefused(
+                self._name,
+                f"{self._engine.name} is not installed for {launch.command[0]!r} there: {words!r} finds no module. "
+                "Install it, or name the interpreter that has it in the study file's launch command.",
+            )
+        own, *others = self._engine.distributions
+        return HostFacts(
+            name=self._name,
+            hostname=found["hostname"],
+            boot_id=found["boot_id"],
+            kernel=found["kernel"],
+            cpus=found["cpus"],
+            driver_version=found["driver_version"],
+            gpus=tuple(Gpu(**gpu) for gpu in found["gpus"]),
+            links=found["links"],
+            engine=self._engine.name,
+            engine_version=versions.get(own),
+            nccl_version=next((versions[name] for name in others if versions.get(name)), None),
+            simulated=found["simulated"],
+            real_launch_s=float(found["simulated_launch_s"]) if found["simulated_launch_s"] else None,
+        )
+
+    async def clean(self, port: int | None, nonces: Sequence[str]) -> CleanReport:
+        """Ends leftovers of ours and looks whether the way is free; see `tuner.ports.HostSteps.clean`.
+
+        Raises:
+            ForeignServer: others hold the GPUs' memory.
+        """
+        found = await self._host.call(
+            "clean",
+            port=port,
+            nonces=list(nonces),
+            busy_bytes=self._gpu_busy_bytes,
+            gpu_wait_s=GPU_WAIT_S,
+            patterns=SHARED_MEMORY,
+        )
+        used = tuple(found["gpu_memory_used_bytes"])
+        if found["gpu_busy"]:
+            gib = ", ".join(f"{level / 2**30:.1f}" for level in used)
+            holders = "; ".join(found["gpu_holders"]) or "no process that this login may see"
+            raise ForeignServer(
+                Failure(
+                    FailureClass.GPU_BUSY,
+                    Phase.CLEAN.value,
+                    f"host {self._name}: GPU memory in use is {gib} GiB, held by {holders}; nothing of it was touched.",
+                    "Wait until they are done or end them yourself, then give the same command again.",
+                )
+            )
+        self._gpu_level = used
+        return CleanReport(found["port"], found["port_holder"], used, tuple(found["stopped"]))
+
+    # ── Start ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self, command: LaunchCommand) -> ServerIdentity:
+        """Starts the command under a supervisor and renews its lease from now on.
+
+        Raises:
+            ForeignServer: somebody else listens on the port.
+        """
+        if self._launch is not None:
+            raise HostRefused(self._name, f"launch {self._launch.command.nonce} was not stopped: call stop() first.")
+        self._lag = None
+        lease = LeaseKeeper(self._host, command.nonce, self._spec.lease_s)
+        self._launch = _Launch(command, lease, time.monotonic(), TunnelLagProbe())
+        found = await self._host.call(
+            "start",
+            nonce=command.nonce,
+            argv=command.argv,
+            env=dict(command.env),
+            port=command.port,
+            gpu_memory_used_bytes=self._gpu_level,
+            patterns=SHARED_MEMORY,
+            supervisor={
+                "lease_s": self._spec.lease_s,
+                "lease_grace_s": LEASE_GRACE_S,
+                "segment_bytes": LOG_SEGMENT_BYTES,
+                "kept_segments": LOG_SEGMENTS_KEPT,
+            },
+        )
+        if found["port_holder"]:
+            raise self._port_taken(Phase.START, found["port_holder"])
+        return ServerIdentity(**found["identity"])
+
+    def _port_taken(self, phase: Phase, holder: str) -> ForeignServer:
+        port = self._under_way.command.port
+        return ForeignServer(
+            Failure(
+                FailureClass.PORT_TAKEN,
+                phase.value,
+                f"host {self._name}: port {port} is held by {holder}; it was neither touched nor measured.",
+                "Choose another port in the study file (or none, for a free one), or end that server yourself.",
+            )
+        )
+
+    @property
+    def _under_way(self) -> _Launch:
+        if self._launch is None:
+            raise HostRefused(self._name, "no server was started: call start() first.")
+        return self._launch
+
+    async def wait_ready(self, start_deadline_s: float, no_progress_s: float) -> None:
+        """Returns once our nonce comes back and our process lives; see `tuner.ports.HostSteps.wait_ready`.
+
+        Raises:
+            LaunchFailed: it died or hangs.
+            ForeignServer: somebody else answers on the port.
+            HostLost: the host is gone, or its lease lapsed.
+        """
+        launch = self._under_way
+        path = self._engine.ready_path
+        progress, progress_s = -1, time.monotonic()
+        pause_s = _POLL_FIRST_S
+        while True:
+            look = await self._host.call(
+                "probe", nonce=launch.command.nonce, port=launch.command.port, path=path, timeout_s=_PROBE_LIMIT_S
+            )
+            await self._require_alive(look["status"], Phase.READY)
+            if self._is_ready(look, path):
+                return
+            now = time.monotonic()
+            if look["status"]["log_bytes"] != progress:
+                progress, progress_s = look["status"]["log_bytes"], now
+            if now - launch.started_s > start_deadline_s:
+                raise self._hang(look["status"], f"not ready {start_deadline_s:g} s after its start")
+            if now - progress_s > no_progress_s:
+                raise self._hang(look["status"], f"not ready, and its log has been silent for {no_progress_s:g} s")
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 1.2, _POLL_LONGEST_S)
+
+    def _is_ready(self, look: Mapping[str, Any], path: str) -> bool:
+        """Whether it is our server that answers."""
+        http = look["http"]
+        if http["status"] is None:
+            return False
+        if look["listener_is_own"] is False:
+            raise self._port_taken(Phase.READY, "a process that is not ours")
+        answered = self._engine.nonce_in(path, http["body"]) if http["status"] == 200 else ""
+        if answered and answered != self._under_way.command.nonce:
+            raise self._port_taken(Phase.READY, f"a server that answers as {answered!r}")
+        return bool(answered)
+
+    @staticmethod
+    def _hang(status: Mapping[str, Any], what: str) -> LaunchFailed:
+        lines = [line for line in status["log_tail"].splitlines() if line.strip()]
+        last = f"the last line of its log: {lines[-1].strip()[:500]}" if lines else "it logged nothing"
+        return LaunchFailed(
+            Failure(
+                FailureClass.HANG_START,
+                Phase.READY.value,
+                f"{what}; {last}",
+                "If it only needs longer, raise start_deadline_s or no_progress_s in the study file.",
+                log_tail=status["log_tail"],
+            )
+        )
+
+    async def _require_alive(self, status: Mapping[str, Any], phase: Phase) -> None:
+        """Raises what the status of a launch amounts to, unless its server is alive and well."""
+        if status["rebooted"]:
+            raise HostLost(self._name, "it was rebooted; the launch is lost")
+        if status["lease_lapsed"]:
+            raise HostLost(
+                self._name, "the lease lapsed while the host could not be reached; its supervisor ended the server"
+            )
+        if status["alive"]:
+            return
+        if status["exit_status"] is None and not status["supervised"]:
+            raise HostLost(self._name, "the server's supervisor was killed on the host, and the server with it")
+        log = await self._log()
+        failure = self._engine.classify(log, status["exit_status"], phase)
+        raise ForeignServer(failure) if failure.fault is Fault.FOREIGN else LaunchFailed(failure)
+
+    async def _log(self) -> str:
+        found = await self._host.call("log", nonce=self._under_way.command.nonce, limit=LOG_LIMIT_BYTES)
+        text: str = found["text"]
+        return text
+
+    # ── Took effect ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def took_effect(self, command: LaunchCommand, names: Sequence[str]) -> EffectReport:
+        """Reads back what the live processes and the server run with; see `tuner.ports.HostSteps.took_effect`."""
+        found = await self._host.call("environ", nonce=command.nonce, names=list(names))
+        workers, environment, mismatches = _of_workers(found["processes"], self._engine.worker_titles, names)
+        path = self._engine.server_info_path
+        answer = await self._host.call("get", port=command.port, path=path, timeout_s=_INFO_LIMIT_S)
+        try:
+            info: dict[str, Any] = json.loads(answer["body"])
+        except ValueError:
+            info = {}
+            mismatches.append(f"GET {path} gave no JSON: {answer['error'] or answer['body'][:200]}")
+        lines = self._engine.nccl_evidence(await self._log())
+        mismatches += self._engine.effect_mismatches(command, info, environment, lines, names)
+        return EffectReport(workers, tuple(sorted(environment.items())), _masked(info), tuple(lines), tuple(mismatches))
+
+    # ── Measure ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def window(self, workload: Workload, index: int) -> Window:
+        """Runs one window through the forward; see `tuner.ports.HostSteps.window`.
+
+        A window during which the link broke is run again, with other prompts.
+        """
+        phase = Phase.WARM_UP if index < 0 else Phase.MEASURE
+        for attempt in range(_WINDOW_TRIES):
+            asked = index if attempt == 0 else abs(index) + _RETRY_INDEX * attempt
+            link, window = await self._window(workload, asked, phase)
+            if link.broken:
+                continue
+            if any(request.error for request in window.requests):
+                await self._after_errors(workload, window, phase)
+            return dataclasses.replace(window, index=index)
+        raise HostLost(self._name, f"the SSH connection broke in each of {_WINDOW_TRIES} windows")
+
+    async def _window(self, workload: Workload, index: int, phase: Phase) -> tuple[AgentLink, Window]:
+        launch = self._under_way
+        echo = (await self._host.call("echo"))["port"]
+        link, port = await self._host.forward(launch.command.port)
+        if launch.client is None or launch.client_link is not link:
+            if launch.client is not None:
+                await launch.client.close()
+            launch.client, launch.client_link = self._load(f"http://127.0.0.1:{port}"), link
+        run = asyncio.create_task(launch.client.window(workload, index))
+        try:
+            async with launch.lag.through(await link.forward(echo)):
+                while not run.done():
+                    await asyncio.wait([run], timeout=_POLL_LONGEST_S)
+                    if not run.done():
+                        await self._require_alive(await self._status(), phase)
+            return link, run.result()
+        finally:
+            run.cancel()
+            await asyncio.wait([run])
+
+    async def _after_errors(self, workload: Workload, window: Window, phase: Phase) -> None:
+        """Finds out whether failed requests mean a dead or hanging server; returns if neither."""
+        deadline = time.monotonic() + _DEATH_LIMIT_S
+        status = await self._status()
+        await self._require_alive(status, phase)
+        error = next(request.error for request in window.requests if request.error)
+        if window.duration_s >= workload.request_timeout_s:
+            raise LaunchFailed(
+                Failure(
+                    FailureClass.HANG_RUN,
+                    phase.value,
+                    f"{error} (the server's process lives)",
+                    log_tail=status["log_tail"],
+                )
+            )
+        while time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_FIRST_S)
+            await self._require_alive(await self._status(), phase)
+
+    async def tunnel_lag(self) -> TunnelLag | None:
+        """The forward's lag during the windows since the start; ``None`` before the first."""
+        return self._launch.lag.lag if self._launch is not None else self._lag
+
+    async def _status(self) -> dict[str, Any]:
+        return await self._host.call("status", nonce=self._under_way.command.nonce)
+
+    async def status(self) -> ServerStatus:
+        """A look at the server under way; without one, nothing is alive."""
+        if self._launch is None:
+            return ServerStatus(False, None, False, 0, "")
+        found = await self._status()
+        return ServerStatus(
+            found["alive"], found["exit_status"], found["lease_lapsed"], found["log_bytes"], found["log_tail"]
+        )
+
+    # ── After ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def stop(self, grace_s: float) -> GoneReport:
+        """Ends all that is ours and proves it gone; see `tuner.ports.HostSteps.stop`."""
+        launch = self._launch
+        if launch is None:
+            return GoneReport(None, (), (), True, (), True, (), 0.0)
+        found = await self._host.call(
+            "stop",
+            nonce=launch.command.nonce,
+            grace_s=grace_s,
+            gpu_wait_s=GPU_WAIT_S,
+            gpu_slack_bytes=GPU_SLACK_BYTES,
+            patterns=SHARED_MEMORY,
+        )
+        self._lag = launch.lag.lag
+        await self._let_go(launch)
+        return GoneReport(
+            exit_status=found["exit_status"],
+            killed_pids=tuple(found["killed_pids"]),
+            left_pids=tuple(found["left_pids"]),
+            port_free=found["port_free"],
+            gpu_memory_used_bytes=tuple(found["gpu_memory_used_bytes"]),
+            gpu_memory_back=found["gpu_memory_back"],
+            shared_memory_removed=tuple(found["shared_memory_removed"]),
+            took_s=found["took_s"],
+        )
+
+    async def _let_go(self, launch: _Launch) -> None:
+        self._launch = None
+        await launch.lease.stop()
+        if launch.client is not None:
+            await launch.client.close()
+
+    async def close(self) -> None:
+        """Lets the connection go. A server under way is ended by its lease."""
+        if self._launch is not None:
+            await self._let_go(self._launch)
+        await self._host.close()
+
+
+def _of_workers(
+    processes: Sequence[Mapping[str, Any]], titles: tuple[str, ...], names: Sequence[str]
+) -> tuple[tuple[int, ...], dict[str, str], list[str]]:
+    """Pids of the processes whose environment decides, the variables they agree on, and what is wrong with that."""
+    titled = [row for row in processes if row["title"].startswith(titles)]
+    workers = [row for row in titled if row["env"] is not None]
+    if not workers:
+        found = f"{len(titled)} such processes hide it" if titled else "there is no such process"
+        return (), {}, [f"the environment of {' or '.join(titles)} cannot be read: {found}"]
+    agreed: dict[str, str] = {}
+    mismatches = []
+    for name in names:
+        values = {row["env"].get(name) for row in workers}
+        if len(values) > 1:
+            shown = ", ".join(f"pid {row['pid']}: {row['env'].get(name, 'unset')}" for row in workers)
+            mismatches.append(f"{name} differs among the server's processes ({shown})")
+        elif (value := values.pop()) is not None:
+            agreed[name] = value
+    return tuple(row["pid"] for row in workers), agreed, mismatches
+
+
+def _masked(info: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The server's account of itself as text pairs, without secrets; long values are cut."""
+    pairs = []
+    for name, value in sorted(info.items()):
+        text = value if isinstance(value, str) else json.dumps(value)
+        if _SECRET_KEY.search(name) and value is not None:
+            text = "***"
+        pairs.append((name, _SECRET_TEXT.sub(r"\1\2***", text)[:2000]))
+    return tuple(pairs)
