@@ -71,8 +71,8 @@ def complaints(error: ValidationError, kind: type[BaseModel], root: Node) -> Ite
             by_place.setdefault((fault.path, fault.is_branch), []).append(fault)
     for (path, _), group in by_place.items():
         if group[0].is_branch:
-            expected = " or ".join(dict.fromkeys(fault.expected for fault in group))
-            yield path, f"found {group[0].found}, expected {expected}"
+            *others, last = dict.fromkeys(fault.expected for fault in group)
+            yield path, f"found {group[0].found}, expected {', '.join(others) + ' or ' if others else ''}{last}"
         else:
             yield from ((path, message) for message in dict.fromkeys(f.message(kind) for f in group))
     if error.error_count() > MAX_COMPLAINTS:

@@ -94,7 +94,10 @@ class Comparison(Expression):
         right = _number_at(self.condition.right, values, self.text)
         if left is None or right is None:
             return 0.0
-        over = float(left - right if self.condition.sign in ("<", "<=") else right - left)
+        try:
+            over = float(left - right if self.condition.sign in ("<", "<=") else right - left)
+        except OverflowError:  # whole numbers beyond what a float can hold
+            return -math.inf if _ordered(self.condition.sign, left, right) else math.inf
         if math.isnan(over):  # infinite sides may be equal; otherwise nothing is known, and nothing known is no proof
             return 0.0 if left == right and self.condition.sign in ("<=", ">=") else math.inf
         if over == 0 and self.condition.sign in ("<", ">"):
