@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import tuner
 from tuner.errors import InputError
 from tuner.values.host import HostAddress
 
 _READY_S = 30.0
+_ROOT = str(Path(tuner.__file__).resolve().parent.parent)
+"""Where `tuner` is, so that the host finds it wherever the caller stands."""
 _started: list[subprocess.Popen[bytes]] = []
 """Kept, so that a host which ends while this process lives is reaped and not complained about."""
 
@@ -37,6 +41,7 @@ async def start_simulated_host(preset: str, **options: Any) -> tuple[HostAddress
     with tempfile.TemporaryFile() as errors:
         host = subprocess.Popen(  # noqa: ASYNC220 - asyncio's is killed when its transport goes
             argv,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -78,7 +78,7 @@ class Launcher:
         from tuner.simulated.standin import http, server_info
 
         took = self._wait_ready(self._children)
-        capacity = Capacity.of(self._machine, self._args)
+        capacity = Capacity.of(self._machine, self._args, os.environ)
         info = server_info.ServerInfo(self._args, self._argv, self._machine, capacity, took)
         startup = info.startup()
         graphs = ", ".join(f"{phase}={seconds:.2f}" for phase, seconds in startup["cuda_graph"].items())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tuner.simulated.nccl_settings import NcclRefuses, NcclSettings, strtoll
+from tuner.simulated.nccl_settings import strtoll
 from tuner.simulated.timing import StepTimes
 
 _TEXT = frozenset(
@@ -92,8 +92,8 @@ class NcclLog:
         if self._environment:
             lines += self.announced()
         if self._init:
-            after, channels = (me + 1) % ranks, 2 * machine.topology.channels
-            via = self._transport()
+            after, channels = (me + 1) % ranks, self._times.channels
+            via = "P2P/IPC" if self._times.p2p_hops > 0 else "SHM/direct/direct"
             order = " ".join(str(i) for i in range(ranks))
             if me == 0:
                 lines += [f"Channel {c:02d}/{channels:02d} : {order}" for c in range(channels)]
@@ -117,14 +117,6 @@ class NcclLog:
             elif name in _NUMBERS:
                 lines.append(f"{name} set by environment to {strtoll(value) or 0}.")
         return lines
-
-    def _transport(self) -> str:
-        """How the GPUs reach each other, as NCCL names it."""
-        try:
-            direct = self._times.machine.p2p_hops(NcclSettings.of(self._env).p2p_level) > 0
-        except NcclRefuses:  # it says so later, when it comes to that variable
-            direct = False
-        return "P2P/IPC" if direct else "SHM/direct/direct"
 
     def chosen(self, batches: list[int]) -> str:
         """What it picks for the all-reduces of each captured batch size, with the TUNING subsystem."""

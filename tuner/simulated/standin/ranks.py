@@ -99,7 +99,7 @@ def _body(
 
     def body() -> None:
         times = StepTimes(machine, env, model_args(args), seed=seed, noise=settings.noise)
-        capacity = Capacity.of(machine, args)
+        capacity = Capacity.of(machine, args, env)
         startup = Startup(rank, args, env, settings, times, capacity)
         startup.run()
         log = Log(rank)

@@ -206,7 +206,8 @@ class Scheduler:
             batch.append(self._waiting.popleft())
         self._log.line(
             f"Prefill batch, #new-seq: {len(batch)}, #new-token: {fresh}, "
-            f"#cached-token: {sum(item.cached for item in batch)}, token usage: {self._usage:.2f}, #running-req: {len(self._running)}, #queue-req: {len(self._waiting)}, "
+            f"#cached-token: {sum(item.cached for item in batch)}, token usage: {self._usage:.2f}, "
+            f"#running-req: {len(self._running)}, #queue-req: {len(self._waiting)}, "
             f"#pending-token: 0, cuda graph: False, input throughput (token/s): "
             f"{fresh / max(1e-3, time.monotonic() - self._logged[0]):.2f}"
         )

@@ -92,7 +92,16 @@ class Startup:
         if stage == "load" and "hang_load" in self._settings.faults:
             _hang()
         time.sleep(seconds)
-        if self._failure is not None and self._failure.stage == stage:
+        self._fail_if(stage)
+
+    def _fail_if(self, point: str) -> None:
+        """Fails where the model says so. Of what fails while loading, only the allocator does so in the weights."""
+        if self._failure is None:
+            return
+        where: str = self._failure.stage
+        if where == "load" and "torch.OutOfMemoryError" not in self._failure.message:
+            where = "memory pool"
+        if where == point:
             self._fail(self._failure)
 
     def _init(self, seconds: float) -> None:
@@ -101,7 +110,8 @@ class Startup:
             self._log.line(f"sglang is using nccl=={self._times.machine.nccl_version}")
         self._log.raw(self._nccl.init(), fd=1)
         self._wait("init", seconds)
-        self._log.line(f"Init torch distributed ends. elapsed={seconds:.2f} s, mem usage=0.45 GB")
+        used = self._capacity.gpu_bytes - self._capacity.before_weights_bytes
+        self._log.line(f"Init torch distributed ends. elapsed={seconds:.2f} s, mem usage={used / _GIB:.2f} GB")
 
     def _load(self, seconds: float) -> None:
         room, model = self._capacity, self._times.machine.model
@@ -121,13 +131,7 @@ class Startup:
             f"Load weight end. elapsed={seconds:.2f} s, type={model.architectures[0]}, "
             f"avail mem={room.after_weights_bytes / _GIB:.2f} GB, mem usage={room.weight_bytes / _GIB:.2f} GB."
         )
-        if room.tokens <= 0:
-            raise_scheduler(
-                self._log,
-                "load",
-                f"RuntimeError: Not enough memory. Please try to increase --mem-fraction-static. "
-                f"Current value: self.server_args.mem_fraction_static={self._args['mem_fraction_static']}",
-            )
+        self._fail_if("memory pool")
         self._log.line(
             f"KV Cache is allocated. dtype: torch.bfloat16, #tokens: {room.tokens}, "
             f"K size: {room.kv_bytes / 2 / _GIB:.2f} GB, V size: {room.kv_bytes / 2 / _GIB:.2f} GB"
