@@ -51,7 +51,7 @@ class RequestSample:
         arrivals: (time, cumulative completion tokens) at each chunk that brought new ones.
         finish_reason: ``length``, ``stop``, ``abort``, …; empty if none came.
         retractions: times the server took the request off the batch.
-        spec_verify_ct: verify steps of the request, with speculation only.
+        spec_verify_ct: verify steps of the request: 0 without speculation, ``None`` where the endpoint does not tell.
         error: what went wrong; empty if nothing did.
     """
 
