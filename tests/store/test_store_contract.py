@@ -351,8 +351,14 @@ class TestStoreOnSqlite(StoreContract):
     def url(self, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/deep/er/tuner.db"
 
+    def test_reports_go_beside_the_file(self, store: Store, tmp_path: Path) -> None:
+        assert store.directory == tmp_path / "deep" / "er" and (store.directory / "tuner.db").exists()
+
 
 class TestStoreOnPostgres(StoreContract):
     @pytest.fixture
     def url(self, postgres_url: str) -> str:  # noqa: F811
         return postgres_url
+
+    def test_a_server_has_no_folder(self, store: Store) -> None:
+        assert store.directory is None

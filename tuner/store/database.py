@@ -102,6 +102,19 @@ def explained(error: SQLAlchemyError, url: URL) -> StoreError:
     return StoreError(f"the database {masked_url(url)} cannot be used: {found}. {where}; --storage URL takes another.")
 
 
+@contextlib.contextmanager
+def translated(url: URL) -> Iterator[None]:
+    """Turns SQLAlchemy's errors into ours.
+
+    Raises:
+        StoreError: whatever SQLAlchemy or a driver raised in the block, `explained`.
+    """
+    try:
+        yield
+    except SQLAlchemyError as error:
+        raise explained(error, url) from error
+
+
 class Database:
     """An engine and its two kinds of transaction. Safe to use from several threads.
 
@@ -167,11 +180,9 @@ class Database:
 
     @contextlib.contextmanager
     def _transaction(self, writes: bool) -> Iterator[Session]:
-        try:
-            with Session(self.engine.execution_options(tuner_writes=writes)) as session, session.begin():
-                yield session
-        except SQLAlchemyError as error:
-            raise explained(error, self.url) from error
+        engine = self.engine.execution_options(tuner_writes=writes)
+        with translated(self.url), Session(engine) as session, session.begin():
+            yield session
 
     def close(self) -> None:
         """Lets all connections go."""

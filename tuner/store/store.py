@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -81,6 +82,12 @@ class Store:
     def secret_url(self) -> str:
         """The whole URL, driver and password included: for Optuna, never for people."""
         return self._database.url.render_as_string(hide_password=False)
+
+    @property
+    def directory(self) -> Path | None:
+        """The folder of a SQLite file, where reports go too; ``None`` for a server."""
+        url = self._database.url
+        return Path(url.database or "").parent if is_sqlite(url) else None
 
     def _prepare(self) -> None:
         """Makes the tables unless they are there. A write even then: a read-only database is found now, not later."""
