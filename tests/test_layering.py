@@ -24,9 +24,6 @@ BESIDE = {"errors": "ports", "shipped": "documents"}
 PURE = {"packaging", "numpy"}
 """Libraries of pure functions, without a door: versions are compared by space and engines, arrays used by all."""
 
-INSIDE = {"httpcore": ("load/",)}
-"""Libraries that are the inside of another, and where they are reached for: httpx's transport, for times of arrival."""
-
 SENT = "host/remote/"
 """What is sent to a host which has nothing of ours: itself and the standard library only."""
 
@@ -102,7 +99,7 @@ def _is_module(package: Path, source: str, name: str) -> bool:
 
 def violations(package: Path, document: str) -> list[str]:
     """Each import that the document does not allow, with its place and the reason."""
-    place, door = ranks(document), INSIDE | doors(document)
+    place, door = ranks(document), doors(document)
     found = []
     for item in imports(package):
         top = item.name.split(".")[0]
