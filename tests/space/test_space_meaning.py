@@ -1,7 +1,5 @@
 """Whether two files mean the same space, and what is told when they do not."""
 
-
-
 from __future__ import annotations
 
 import itertools
