@@ -64,10 +64,10 @@ class SGLang:
             elif name not in _TUNABLE_ENV and name not in allowed:
                 found.append(_not_tunable("env", name, sorted(_TUNABLE_ENV), tables.ENV_REASONS))
         for name in args:
-            if any(own.startswith(name) for own in tables.OWN_ARGS):  # abbreviations are understood too
-                found.append(f"args {name}: the tuner sets it itself in every launch. Remove it from the space.")
-            elif not ARG_NAME.fullmatch(name):
+            if not ARG_NAME.fullmatch(name):
                 found.append(f"args {name!r}: not the name of an argument. Write it as in --help, without the dashes.")
+            elif any(own.startswith(name) for own in tables.OWN_ARGS):  # abbreviations are understood too
+                found.append(f"args {name}: the tuner sets it itself in every launch. Remove it from the space.")
             elif name not in tables.TUNABLE_ARGS and name not in allowed:
                 found.append(_not_tunable("args", name, list(tables.TUNABLE_ARGS), tables.ARG_REASONS))
         return tuple(found)

@@ -22,7 +22,8 @@ _SECRET = re.compile(r"\b(api_key|admin_api_key|ssl_keyfile_password)='[^']*'")
 _VALIDATION = re.compile(r"server_args\.py$|/arg_groups/|/speculative/spec_info\.py$")
 _DRAFT = re.compile(r"/speculative/|eagle|draft", re.IGNORECASE)
 _UNFITTING = re.compile(
-    r"(?:Runtime|Value|Assertion|Key|Index)Error\b|Exception: Capture cuda graph failed: .*(?:must match|shape|multiplied)"
+    r"(?:Runtime|Value|Assertion|Key|Index)Error\b"
+    r"|Exception: Capture cuda graph failed: .*(?:must match|shape|multiplied)"
 )
 """How code of the draft model fails when weights or sizes are not those of the target."""
 _FATAL = re.compile(r"hit an exception:|Initialization failed|warmup error")

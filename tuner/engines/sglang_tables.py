@@ -253,8 +253,8 @@ def _phrase(pattern: str, failure_class: FailureClass | str, remedy: str = "") -
 
 
 _SHM_FULL = (
-    "A file system of the host is full, most often /dev/shm: remove what old servers left there (nccl-*, sgl_shm_mm_*), "
-    "or enlarge it."
+    "A file system of the host is full, most often /dev/shm: remove what old servers left there (nccl-*, "
+    "sgl_shm_mm_*), or enlarge it."
 )
 
 CAUSES: tuple[Phrase, ...] = (
