@@ -30,7 +30,8 @@ from tuner.errors import (
 )
 from tuner.search.search import Search
 from tuner.shipped import shipped_file
-from tuner.space.space import SearchSpace, load_space
+from tuner.space.load import load_space
+from tuner.space.space import SearchSpace
 from tuner.store.rows import StoredStudy
 from tuner.store.store import Store
 from tuner.study.build import Rack, open_rack
@@ -115,7 +116,7 @@ def check(spec: StudySpec) -> None:
         InputError: a space sets what a space must not, or a file is wrong.
     """
     engine = engine_named(spec.engine.name)
-    problems: list[str] = []
+    problems: list[str] = list(engine.launch_problems(spec.engine.launch))
     for index, stage in enumerate(spec.stages):
         space = space_of(stage)
         load_objective(stage.objective, stage.objective_name)
@@ -229,8 +230,8 @@ async def run_stage(
     """Runs one stage on the rack."""
     stage = study.spec.stages[index]
     objective = load_objective(stage.objective, stage.objective_name)
-    offered = space_of(stage).offered(rack.facts)
-    for note in offered.notes:
+    offered = space_of(stage).offered(*(worker.facts for worker in rack.workers))
+    for note in offered.withheld:
         progress.say(f"not offered here: {note}")
     winner = Winner(rack.engine, rack.facts, study.spec.engine.launch)
     search = Search.open(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from tuner.engines import engine as engine_named
-from tuner.space.space import load_space
+from tuner.space.load import load_space
 from tuner.values.study import StudySpec
 
 
@@ -16,7 +16,7 @@ def dry_run(spec: StudySpec, console: Console) -> None:
     """
     engine = engine_named(spec.engine.name)
     stage = spec.stages[0]
-    offered = load_space(stage.space, stage.space_name).offered(None)
+    offered = load_space(stage.space, stage.space_name).unguarded
     hosts = ", ".join(host.address.name for host in spec.hosts)
     console.print(f"# study {spec.name}, stage {stage.name}: on {hosts}, over SSH, one after the other")
     console.print(f"# a budget of {spec.budget.launches} launches; version guards are checked when the host was read")

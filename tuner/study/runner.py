@@ -146,6 +146,7 @@ class StageRunner:
             BudgetSpent: too many launches were lost; the study can be resumed with a larger limit.
         """
         self._recover()
+        self._check_control()
         await self._in_parallel(self._search_on, self._workers)
         return await self._confirm()
 
@@ -159,6 +160,11 @@ class StageRunner:
             row = rows.get(proposal.number)
             if row is not None:
                 self._tell(proposal, row)
+
+    def _check_control(self) -> None:
+        failed = [row.failure for row in self._rows() if row.role is Role.CONTROL and row.outcome is Outcome.FAILED]
+        if failed and failed[-1] is not None and not self._control_values():
+            raise ControlFailed(failed[-1])
 
     async def _in_parallel(self, work: Callable[[Worker], Awaitable[None]], workers: Sequence[Worker]) -> None:
         """Runs the work on each host; the first error ends the others, each after its server has stopped."""
@@ -183,9 +189,7 @@ class StageRunner:
                 self._tell(job.proposal, row)
             finally:
                 self._in_flight.discard(job.proposal.number)
-            if row.outcome is Outcome.FAILED and job.role is Role.CONTROL and not self._control_values():
-                assert row.failure is not None
-                raise ControlFailed(row.failure)
+            self._check_control()
 
     def _next_search_job(self) -> Job | None:
         """The next proposal that deserves a launch; those that do not are told at once."""

@@ -28,7 +28,7 @@ class Winner:
 
     def simplified(self, configuration: Configuration) -> tuple[Configuration, tuple[str, ...]]:
         """The configuration without settings that this engine never reads, and a sentence for each."""
-        inert = self.engine.inert(configuration, self.facts)
+        inert = self.engine.inert(configuration, self.facts, self.base)
         env = {name: value for name, value in configuration.env if name not in inert}
         args = {name: value for name, value in configuration.args if name not in inert}
         notes = tuple(f"{name} has no measurable effect and was left out: {why}" for name, why in inert.items())
