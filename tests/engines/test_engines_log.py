@@ -1,7 +1,7 @@
 """What SGLang's log and its own account say.
 
-Logs under ``logs/`` are excerpts of real ones: SGLang 0.5.17 on a CPU and on 2 × H200 with NCCL 2.28.9. Classes that
-were not recorded are held with lines as SGLang's, PyTorch's and NCCL's source prints them, put into recorded surroundings.
+Logs under ``logs/`` are excerpts of real ones: SGLang 0.5.17 on a CPU, and on 2 × H200 with NCCL 2.28.9. Classes that
+were not recorded are held with lines as the sources of SGLang, PyTorch and NCCL print them, in recorded surroundings.
 """
 
 from __future__ import annotations

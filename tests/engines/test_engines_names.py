@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,6 +41,14 @@ class Parser(argparse.ArgumentParser):
 
 def test_every_listed_name_may_be_set() -> None:
     assert SGLANG.problems(ENV, ARGS, ()) == ()
+
+
+def test_every_shipped_space_sets_only_what_it_may() -> None:
+    files = sorted((Path(__file__).parents[2] / "search_spaces").glob("*.yaml"))
+    assert files
+    for file in files:
+        space = yaml.safe_load(file.read_text(encoding="utf-8"))
+        assert SGLANG.problems([*space.get("env", ())], [*space.get("args", ())], ()) == (), file.name
 
 
 @pytest.mark.parametrize("name", DANGEROUS_ENV)

@@ -152,7 +152,7 @@ TUNABLE_ENV: Mapping[str, Span] = {
     "SGLANG_ENABLE_OVERLAP_PLAN_STREAM": _ALWAYS,
     "SGLANG_NCCL_ALL_GATHER_IN_OVERLAP_SCHEDULER_SYNC_BATCH": _ALWAYS,
     "SGLANG_SCHEDULER_MAX_RECV_PER_POLL": _ALWAYS,
-    "SGLANG_SPEC_TP_SYNC": Span(since=(0, 5, 18)),
+    "SGLANG_SPEC_TP_SYNC": Span(since=(0, 5, 19)),
 }
 """SGLang's own performance variables; NCCL's are in `tuner.engines.nccl`."""
 
@@ -175,13 +175,16 @@ LISTS = frozenset(
         "cuda-graph-bs",
         "cuda-graph-bs-decode",
         "cuda-graph-bs-prefill",
+        "custom-weight-loader",
         "debug-tensor-dump-layers",
         "flashinfer-autotune-skip-ops",
+        "gc-threshold",
         "generation-tokens-buckets",
         "log-requests-target",
         "lora-paths",
         "lora-target-modules",
         "numa-node",
+        "piecewise-cuda-graph-tokens",
         "prefill-delayer-forward-passes-buckets",
         "prefill-delayer-wait-seconds-buckets",
         "prompt-tokens-buckets",
