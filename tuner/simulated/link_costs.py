@@ -5,7 +5,7 @@ from __future__ import annotations
 from tuner.simulated.nccl_truth import LinkCosts, PairCost
 
 H200X2_SHM = LinkCosts(
-    # Printed by benchmarks/fit_simulator.py from 30 starts of NCCL 2.28.9 on 2 × H200 with NCCL_P2P_DISABLE=1 and 8
+    # Printed by benchmarks/fit_simulator.py from 30 starts of NCCL 2.28.9 on 2 × H200 with NCCL_P2P_DISABLE=1 and 7
     # of SGLang 0.5.17. Held out, one start at a time: |log ratio| median 0.042, 90th percentile 0.131.
     pairs={
         ("Ring", "LL"): PairCost(1.833e-05, 1.627e-07, 4.124e-11, 0, 1.331e-07),
