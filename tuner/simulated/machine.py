@@ -97,11 +97,6 @@ class Machine:
     noise: Noise
     inert: bool = False
 
-    @property
-    def p2p_level(self) -> str:
-        """The ``NCCL_P2P_LEVEL`` that joins all GPUs directly; empty if none does."""
-        return max(self.hop_paths, key=PATHS.index, default="")
-
     def belief(self, settings: NcclSettings) -> Belief:
         """NCCL's view of a communicator of all its GPUs."""
         return Belief(self.topology, self.gpus, version_of(self.nccl_version), settings)
