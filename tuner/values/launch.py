@@ -149,7 +149,7 @@ class GoneReport:
         exit_status: of the parent process; ``None`` when it was not seen to end.
         killed_pids: pids that ignored TERM and were ended with KILL.
         left_pids: pids of ours that are still alive; empty when it is gone.
-        port_free: whether the port can be bound again.
+        port_free: whether nothing of it is on the port: it can be bound again, or somebody else listens there by now.
         gpu_memory_used_bytes: for each GPU, after the stop.
         gpu_memory_back: whether that is down to the level before the start.
         shared_memory_removed: names under ``/dev/shm`` that it left and that were removed.
