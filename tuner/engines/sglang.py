@@ -80,12 +80,12 @@ class SGLang:
         Host, port and weight version are no problem: each launch gets the tuner's own in their place, on the loopback,
         and `shell_line` prints the file's.
         """
-        found = [f"args {name}: {why}" for name, why in _malformed(base.args, base.env)]
+        found = [f"{name}: {why}" for name, why in _malformed(base.args, base.env)]
         for name, value in base.args:
             why = tables.UNWORKABLE.get(name)
             if why and value is not False:
                 found.append(f"args {name}: {why}. Remove it for the study; add it to the winning command afterwards.")
-        engine_at = max((i for i, word in enumerate(base.command) if "sglang" in word), default=0)
+        engine_at = max((i for i, word in enumerate(base.command) if "sglang" in word), default=len(base.command))
         for word in base.command[engine_at + 1 :]:
             if word.startswith("--"):
                 found.append(f"command: {word} stands in it. Write it under `args:`, where it is checked and compared.")
