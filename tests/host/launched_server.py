@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from multiprocessing import shared_memory
+from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 
 
@@ -21,7 +21,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--nonce", default="")
-    parser.add_argument("--workers", type=int, default=0, help="plain children")
+    parser.add_argument("--workers", type=int, default=0, help="children titled small::worker")
+    parser.add_argument("--child-session", action="store_true", help="the workers lead sessions of their own")
     parser.add_argument("--escapees", type=int, default=0, help="children that leave the session, environment cleared")
     parser.add_argument("--retitled", type=int, default=0, help="children that overwrite their environment")
     parser.add_argument("--ignore-term", action="store_true")
@@ -37,7 +38,7 @@ def main() -> None:
 
     pids = [os.getpid()]
     for _ in range(options.workers):
-        pids.append(child(lambda: None))
+        pids.append(child(lambda: become_worker(options.child_session)))
     for _ in range(options.retitled):
         pids.append(child(overwrite_environment))
     for _ in range(options.escapees):
@@ -51,8 +52,9 @@ def main() -> None:
     if options.gpu_dir:
         (options.gpu_dir / str(os.getpid())).write_text("5000")
     if options.shm:
-        # Unregistered below by os._exit: nobody unlinks it.
-        shared_memory.SharedMemory(options.shm, create=True, size=4096)
+        segment = shared_memory.SharedMemory(options.shm, create=True, size=4096)
+        resource_tracker.unregister(f"/{options.shm}", "shared_memory")
+        options.segment = segment  # kept open, never unlinked
     for number in range(options.chatter):
         print(f"line {number:08d} " + "x" * 80)
     print("loading", flush=True)
@@ -97,6 +99,12 @@ def child(prepare: object) -> int:
         while True:
             time.sleep(3600)
     return pid
+
+
+def become_worker(session: bool) -> None:
+    if session:
+        os.setsid()
+    os.execv(sys.executable, ["small::worker", "-c", "import time; time.sleep(3600)"])
 
 
 def escapee() -> int:

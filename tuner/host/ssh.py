@@ -272,11 +272,18 @@ async def _connect_once(
     except asyncssh.ChannelOpenError as error:
         raise HostLost(address.name, f"the jump host cannot reach {where}: {error.reason}") from None
     except (OSError, asyncssh.Error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = _reason(error)
         raise HostLost(
             address.name, f"no SSH connection to {where}: {reason}. Try: {_ssh_command(address, options)}"
         ) from None
     return SshConnection(address.name, connection, jumps)
+
+
+def _reason(error: Exception) -> str:
+    """The system's own words for an error, such as "Connection refused"."""
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def _ssh_command(address: HostAddress, options: asyncssh.SSHClientConnectionOptions) -> str:

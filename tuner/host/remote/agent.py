@@ -127,7 +127,7 @@ class Agent:
             if stopped or not holders:  # memory comes back a little after the processes are gone
                 used, _ = gpus.wait_for_memory([busy_bytes] * len(used), 0, gpu_wait_s)
         port = sockets.free_port() if port is None else port
-        sockets.wait_until_free(port, 5.0 if stopped else 0.0)
+        sockets.wait_until_released(port, gpu_wait_s if stopped else 0.0)
         return {
             "port": port,
             "port_holder": sockets.holder_in_words(port),
@@ -259,7 +259,7 @@ class Agent:
             "exit_status": ended["exit_status"],
             "killed_pids": ended["killed"],
             "left_pids": ended["left"],
-            "port_free": port is None or sockets.wait_until_free(port, gpu_wait_s),
+            "port_free": port is None or sockets.wait_until_released(port, gpu_wait_s),
             "gpu_memory_used_bytes": used,
             "gpu_memory_back": back,
             "shared_memory_removed": ended["shared_memory_removed"],

@@ -184,10 +184,14 @@ class Echo:
                 return
 
 
-def wait_until_free(port: int, limit_s: float) -> bool:
-    """Waits until the port can be bound; false if it still cannot after `limit_s`."""
+def wait_until_released(port: int, limit_s: float) -> bool:
+    """Waits until the port can be bound, or a stranger listens on it: the caller knows that nothing of its own lives.
+
+    Returns:
+        False if it can still not be bound after `limit_s`, although nobody listens.
+    """
     deadline = time.monotonic() + limit_s
-    while not can_bind(port):
+    while not can_bind(port) and not listeners(port):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.05)

@@ -61,10 +61,10 @@ def end_all(marks: Callable[[], Marks], grace_s: float) -> Ended:
         left = _wait(lambda: look(False), started + grace_s, lambda rest: parent.key not in {p.key for p in rest})
         if parent.key not in {process.key for process in left}:
             left = _wait(lambda: look(False), min(time.monotonic() + _SETTLE_S, started + grace_s))
-    left = look(environ=True)
-    if left:
-        for process in left:
-            send_signal(process, signal.SIGTERM)
+    others = [process for process in look(environ=True) if parent is None or process.key != parent.key]
+    for process in others:
+        send_signal(process, signal.SIGTERM)
+    if others:
         _wait(lambda: look(False), time.monotonic() + _TERM_S)
     return _kill(look)
 
