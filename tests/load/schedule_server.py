@@ -5,7 +5,7 @@
 How it behaves is in the path, so that one process serves every test: ``POST /{"rate": 50, "fault": "cut"}/generate``
 (the JSON percent-encoded), see `Behaviour`. ``GET /log`` returns and forgets what it sent: for each request the
 deadline and the time of each write on CLOCK_MONOTONIC (one clock for all processes of a machine) with the cumulative
-tokens. The JSON is that of SGLang 0.5.17's recorded answers.
+tokens, which connections served, and the CPU time used since the start. The JSON is that of SGLang 0.5.17.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Behaviour:
     fault: str = ""
     after: int = 10  # tokens before the fault
     faulty: int | None = None  # only the first so many requests since the last GET /log; None: all
+    keep_alive: bool = True  # False: closes the idle connection after the answer, as uvicorn does after 5 s
 
 
 @dataclass(order=True)
@@ -63,6 +64,8 @@ class Stream:
     sent: int = field(default=0, compare=False)
     chunk: int = field(default=0, compare=False)
     held: bytes = field(default=b"", compare=False)
+    arrived: float = field(default=0.0, compare=False)
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock, compare=False)
     log: list[tuple[float, float, int]] = field(default_factory=list, compare=False)
 
 
@@ -190,8 +193,9 @@ class Conductor:
         data, stream.held = stream.held, b""
         ending = chunked(sse(b, "[DONE]")) + b"0\r\n\r\n" if last else b""
         if b.pieces > 1:
-            asyncio.ensure_future(self.write_pieces(stream, data, ending))  # noqa: RUF006 (ends by itself)
-        elif b.done_in_last:
+            asyncio.ensure_future(self.write_pieces(stream, data, ending, stream.due, stream.sent))  # noqa: RUF006 (ends by itself)
+            return
+        if b.done_in_last:
             stream.writer.write(chunked(data) + ending)
         else:
             stream.writer.write(chunked(data))
@@ -199,14 +203,16 @@ class Conductor:
                 stream.writer.write(ending)
         stream.log.append((stream.due, time.monotonic(), stream.sent))
 
-    async def write_pieces(self, stream: Stream, data: bytes, ending: bytes) -> None:
+    async def write_pieces(self, stream: Stream, data: bytes, ending: bytes, due: float, sent: int) -> None:
         """The event in several packets, cut inside characters if need be."""
         size = -(-len(data) // stream.behaviour.pieces)
-        for start in range(0, len(data), size):
-            stream.writer.write(chunked(data[start : start + size]))
-            await asyncio.sleep(0.0005)
-        if ending:
-            stream.writer.write(ending)
+        async with stream.writing:  # one event after the other, also when they are late
+            for start in range(0, len(data), size):
+                stream.writer.write(chunked(data[start : start + size]))
+                await asyncio.sleep(0.0005)
+            stream.log.append((due, time.monotonic(), sent))
+            if ending:
+                stream.writer.write(ending)
 
     def fault(self, stream: Stream) -> bool:
         b, writer = stream.behaviour, stream.writer
@@ -243,10 +249,9 @@ class Server:
     def __init__(self) -> None:
         self.conductor = Conductor()
         self.requests = 0
-        self.connections = 0
+        self.connections: set[int] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
         try:
             while await self.answer(reader, writer):
                 pass
@@ -267,6 +272,7 @@ class Server:
         _, options, *rest = path.split("/", 2)
         behaviour = Behaviour(**json.loads(unquote(options)))
         self.requests += 1
+        self.connections.add(writer.get_extra_info("peername")[1])
         if behaviour.faulty is not None and self.requests > behaviour.faulty:
             behaviour.fault = ""
         return await self.generate(behaviour, "/" + rest[0], json.loads(body), writer)
@@ -298,14 +304,16 @@ class Server:
             sampling["max_tokens" if chat else "max_new_tokens"],
             asyncio.get_running_loop().create_future(),
         )
+        stream.arrived = arrived
         self.conductor.add(stream)
         await stream.finished
-        return not writer.is_closing()
+        return b.keep_alive and not writer.is_closing()
 
     def log(self) -> dict[str, Any]:
         streams, self.conductor.streams, self.requests = self.conductor.streams, [], 0
-        requests = [{"prompt": s.prompt, "asked": s.asked, "sent": s.log} for s in streams]
-        return {"connections": self.connections, "requests": requests}
+        connections, self.connections = self.connections, set()
+        requests = [{"prompt": s.prompt, "arrived": s.arrived, "sent": s.log} for s in streams]
+        return {"connections": sorted(connections), "requests": requests, "cpu": time.process_time()}
 
     def reply(self, writer: asyncio.StreamWriter, status: int, body: Any) -> None:
         data = json.dumps(body).encode()

@@ -42,6 +42,11 @@ class StreamLog:
     Chunks are kept as they came and parsed by `sample`, after the window. So that memory stays bounded for long
     streams, they are parsed earlier whenever more than `parse_above_bytes` are held: give each stream of a window
     another limit, or streams in lockstep all parse in the same moment.
+
+    Attributes:
+        error: what broke the connection, in words; set by the reader of the socket.
+        sent_s: when the request was written, on the clock of the chunks' times.
+        held_bytes: raw bytes held.
     """
 
     def __init__(self, form: StreamFormat, parse_above_bytes: int) -> None:
@@ -50,7 +55,7 @@ class StreamLog:
         self._form = form
         self._parse_above_bytes = parse_above_bytes
         self._raw: list[tuple[float, bytes]] = []
-        self._held_bytes = 0
+        self.held_bytes = 0
         self._at_boundary = True
         self._splitter = EventSplitter()
         self._arrivals: list[tuple[float, int]] = []
@@ -65,8 +70,8 @@ class StreamLog:
         else:
             self._at_boundary = chunk.endswith(b"\n\n")
         self._raw.append((at_s, chunk))
-        self._held_bytes += len(chunk)
-        if self._held_bytes > self._parse_above_bytes:
+        self.held_bytes += len(chunk)
+        if self.held_bytes > self._parse_above_bytes:
             self._parse()
 
     def sample(self, prompt: str, output_tokens: int, began_s: float) -> RequestSample:
@@ -117,7 +122,7 @@ class StreamLog:
                 else:
                     self._take(at_s, self._form.event(payload))
         self._raw.clear()
-        self._held_bytes = 0
+        self.held_bytes = 0
 
     def _take(self, at_s: float, event: Event) -> None:
         before = self._last
