@@ -159,7 +159,9 @@ class _Input(asyncio.BaseProtocol):
         self._channel.pause_reading()
 
     def resume_writing(self) -> None:
-        self._channel.resume_reading()
+        # Not at once: the rest of the input and its end would then come while asyncio is still in the middle of its
+        # write, which takes the end for its own and drops what it has just been given.
+        asyncio.get_running_loop().call_soon(self._channel.resume_reading)
 
 
 class _Command(asyncssh.SSHServerSession[bytes]):

@@ -28,8 +28,10 @@ _SPIN_S = 80e-6
 """A sleep ends this long before the deadline; the rest is waited for busily (a sleeping process wakes late)."""
 _HEALTH = "HEALTH_CHECK"
 _ABORTED = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
-_FAULT_AFTER_STEPS = 6
-"""Decode steps of a batch before a fault of the running server shows."""
+_WARM_UP_TOKENS = 8
+"""What the server's own warm-up asks for: faults of the running server leave that alone."""
+_FAULT_AFTER_STEPS = 12
+"""Decode steps of a batch before such a fault shows."""
 
 
 @dataclass
@@ -175,7 +177,7 @@ class Scheduler:
             }
             self._emit([item])
             return
-        if "abort_child" in self._settings.faults and not message["rid"].startswith(_HEALTH):
+        if "abort_child" in self._settings.faults and message["limit"] > _WARM_UP_TOKENS:
             os.kill(os.getpid(), signal.SIGABRT)
         salt = 1 if "wrong_output" in self._settings.faults else 0
         room = max(0, self._capacity.max_input - len(ids) + 5)
@@ -212,7 +214,7 @@ class Scheduler:
             f"{fresh / max(1e-3, time.monotonic() - self._logged[0]):.2f}"
         )
         if "never_a_token" in self._settings.faults:
-            batch = [item for item in batch if item.rid.startswith(_HEALTH)]
+            batch = [item for item in batch if item.limit <= _WARM_UP_TOKENS]
         self._step(sum(self._times.prefill_s(min(limit, fresh - at)) for at in range(0, max(1, fresh), limit)))
         for item in batch:
             self._cache.insert(item.ids)
@@ -296,8 +298,6 @@ class Scheduler:
 
     def _faults(self) -> None:
         """What goes wrong under load, where it is asked for."""
-        if all(item.rid.startswith(_HEALTH) for item in self._running):
-            return
         self._batch_steps += 1
         if self._batch_steps < _FAULT_AFTER_STEPS:
             return

@@ -141,7 +141,7 @@ class ServerInfo:
 
     def _internal(self, state: Message, startup: Mapping[str, Any]) -> dict[str, Any]:
         internal: dict[str, Any] = {
-            **self.args,
+            **{name: value for name, value in self.args.items() if name != "custom_sigquit_handler"},
             "pp_max_micro_batch_size": self.capacity.running,
             "_resolved_overrides": [["_page_size_default", {"page_size": self.args["page_size"]}]],
             "grpc_worker_threads": 4,

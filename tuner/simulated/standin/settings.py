@@ -6,14 +6,15 @@
     TUNER_SIMULATED_NOISE    multiplier of the modelled noise, 1.0; 0: every launch is the same
     TUNER_SIMULATED_SEED     seed of the noise; each launch on the host draws its own from it; unset: random
 
-``TUNER_STANDIN_FAULT``, for tests only, is a comma list of things that go wrong whatever the configuration:
+``TUNER_STANDIN_FAULT``, for tests only, is a comma list of things that go wrong whatever the configuration. Those of
+the running server begin after the warm-up, with requests of more than eight tokens:
 
     hang_load            loading stops; no further log line
     hang_run             the schedulers stop in the middle of a batch
     never_a_token        requests are accepted and never answered
     cut_stream           a stream ends in its middle, the connection with it
     oom_run              the scheduler dies under load: KV cache exhausted
-    abort_child          a scheduler aborts (as NCCL's C++ does) at the first request
+    abort_child          a scheduler aborts (as NCCL's C++ does) at a request
     zombie_scheduler     the last scheduler outlives the launcher, re-parented, and keeps its GPU memory
     gpu_memory_stuck     GPU memory of the schedulers never comes back
     gpu_memory_late      GPU memory comes back two seconds after the processes are gone

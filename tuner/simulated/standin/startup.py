@@ -89,8 +89,6 @@ class Startup:
 
     def _wait(self, stage: str, seconds: float) -> None:
         """Time passes; the failure of this stage, if there is one, happens at the end of it."""
-        if stage == "load" and "hang_load" in self._settings.faults:
-            _hang()
         time.sleep(seconds)
         self._fail_if(stage)
 
@@ -118,6 +116,8 @@ class Startup:
         used = room.gpu_bytes - max(0, room.after_weights_bytes)
         gpu_registry.register(self._settings.state_dir, self._rank, used)
         self._log.line(f"Load weight begin. avail mem={room.before_weights_bytes / _GIB:.2f} GB")
+        if "hang_load" in self._settings.faults:
+            _hang()
         half = seconds / 2
         if self._rank == 0 and self._args["load_format"] != "dummy":
             self._log.raw("\nLoading safetensors checkpoint shards:   0% Completed | 0/64 [00:00<?, ?it/s]\n")
@@ -180,8 +180,12 @@ class Startup:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         self._log.raw(self._nccl.warning(stamp, failure.nccl_warning), fd=1)
         if failure.stage == "capture":
+            cause = "torch.OutOfMemoryError" if failure.kind == "out_of_memory_capture" else "RuntimeError"
             raise_scheduler(
-                self._log, "capture", f"Exception: Capture cuda graph failed: {failure.message}\n{_SOLUTIONS}"
+                self._log,
+                "capture",
+                f"Exception: Capture cuda graph failed: {failure.message}\n{_SOLUTIONS}",
+                during=f"{cause}: {failure.message}",
             )
         text = failure.message if _names_exception(failure.message) else f"RuntimeError: {failure.message}"
         raise_scheduler(self._log, failure.stage, text)
@@ -192,19 +196,23 @@ def _names_exception(message: str) -> bool:
     return head.replace(".", "").isidentifier() and head.endswith(("Error", "Exception"))
 
 
-def raise_scheduler(log: Log, stage: str, text: str) -> NoReturn:
+def raise_scheduler(log: Log, stage: str, text: str, *, during: str = "") -> NoReturn:
     """Ends a scheduler as a Python exception in it does: the traceback, then SIGQUIT to the launcher.
 
     Args:
         stage: ``init``, ``load``, ``capture``, or another name for no frames but the outermost.
         text: last line(s) of the traceback: the exception and its message.
+        during: the exception that was being handled.
     """
     frames = _TRACE.get(stage, _TRACE["init"][:1])
     lines = "".join(
         f'  File "<site-packages>/sglang/srt/{file}", line {line}, in {function}\n    {source}\n'
         for file, line, function, source in frames
     )
-    log.line(f"Scheduler hit an exception: Traceback (most recent call last):\n{lines}{text}\n")
+    head = "Traceback (most recent call last):\n"
+    if during:
+        head += f"{during}\n\nDuring handling of the above exception, another exception occurred:\n\n{head}"
+    log.line(f"Scheduler hit an exception: {head}{lines}{text}\n")
     os.kill(os.getppid(), signal.SIGQUIT)
     time.sleep(5)  # the launcher kills its children; nobody here may go on
     os._exit(1)
