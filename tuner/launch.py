@@ -83,11 +83,13 @@ class EngineTarget:
 
     async def _start(self, command: LaunchCommand, configuration: Configuration) -> None:
         await self._journal.begin(Phase.START)
+        await self._journal.record(command=command)
         await self._journal.record(identity=await self._steps.start(command))
         await self._journal.begin(Phase.READY)
         await self._steps.wait_ready(self._spec.start_deadline_s, self._spec.no_progress_s)
         await self._journal.begin(Phase.TOOK_EFFECT)
-        effect = await self._steps.took_effect(command, [name for name, _ in configuration.env])
+        names = [name for name, _ in (*configuration.env, *configuration.args)]
+        effect = await self._steps.took_effect(command, names)
         await self._journal.record(effect=effect)
         if effect.mismatches:
             raise LaunchFailed(

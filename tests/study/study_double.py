@@ -31,11 +31,10 @@ from tuner.values.study import Budget, EngineSpec, HostSpec, StageSpec, StudySpe
 from tuner.values.workload import Workload
 
 SPACE = """
-name: small
-parameters:
-  - {env: NCCL_PROTO, choices: [null, LL, LL128, Simple], default: null, why: test}
-  - {env: NCCL_ALGO, choices: [null, Ring, "allreduce:tree"], default: null, why: test}
-  - {env: NCCL_MAX_NCHANNELS, choices: [null, 2, 4], default: null, why: test}
+env:
+  NCCL_PROTO: {choices: [null, LL, LL128, Simple]}
+  NCCL_ALGO: {choices: [null, Ring, "allreduce:tree"]}
+  NCCL_MAX_NCHANNELS: {choices: [null, 2, 4]}
 try_first:
   - {name: default, set: {}}
   - {name: LL, set: {NCCL_PROTO: LL}}
@@ -73,6 +72,7 @@ class Bench:
     launch_cv: float = 0.0
     before: Callable[[str, str], None] = lambda host, step: None
     hosts: dict[str, SurfaceHost] = field(default_factory=dict)
+    seconds_left: Callable[[], float | None] = lambda: None
     out: Console = field(default_factory=lambda: Console(quiet=True))
 
     @contextlib.contextmanager
@@ -116,6 +116,7 @@ class Bench:
                     progress=PlainProgress(self.out),
                     vet=winner.refused,
                     simplify=winner.simplified,
+                    seconds_left=self.seconds_left,
                     pause=no_pause,
                 ).run()
 

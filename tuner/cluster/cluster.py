@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -101,7 +101,8 @@ class Cluster:
         from tuner.cluster.ray_host import RayHost
 
         resource = f"gpu_host:{address.name}"
-        resources = {resource: 1} if resource in ray.cluster_resources() else {}
+        has: Mapping[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        resources = {resource: 1} if resource in has else {}
         # No restarts, no retries: a step that was cut short must be decided on by the driver, not run again.
         actor = (
             ray.remote(HostActor)

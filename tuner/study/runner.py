@@ -153,9 +153,7 @@ class StageRunner:
     def _recover(self) -> None:
         """Settles what a dead driver left: a measured launch is told; an unfinished one is lost, its trial is
         launched again."""
-        rows = {
-            row.trial: row for row in self._rows() if row.trial is not None and row.outcome in KEPT
-        }
+        rows = {row.trial: row for row in self._rows() if row.trial is not None and row.outcome in KEPT}
         for proposal in self._search.running():
             row = rows.get(proposal.number)
             if row is not None:
@@ -274,7 +272,9 @@ class StageRunner:
         """The best configuration of the search that beats the control there and did not fail in confirmation."""
         rows = self._rows()
         control = self._control_values()
-        failed = {row.configuration.key for row in rows if row.role is Role.CONFIRMATION and row.outcome is Outcome.FAILED}
+        failed = {
+            row.configuration.key for row in rows if row.role is Role.CONFIRMATION and row.outcome is Outcome.FAILED
+        }
         for tally in ranked(tallies(rows, self._objective.metric, self._violated_keys(rows)), maximize=self._maximize):
             simple, notes = self._simplify(tally.configuration)
             if simple == CONTROL or simple.key in failed:
