@@ -5,8 +5,8 @@
 
 Run it from the root of the checkout, on a machine that does nothing else. Columns: µs of client CPU for each token
 (httpx and the lag sampler included), client CPU as a fraction of a core, error of tok/s against the server's own count
-and against the schedule, difference to the server's own times at the median and the 99th percentile, lag of the client's
-event loop, the server's own lateness, and whether the window calls itself valid.
+and against the schedule, difference to the server's own times at the median and the 99th percentile, lag of the
+client's event loop, the server's own lateness, and whether the window calls itself valid.
 """
 
 from __future__ import annotations
