@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from search_samples import FIRST, LATENCY, SPACE, THROUGHPUT, space, speed, tell
 from tuner.documents.objective import Objective
 from tuner.errors import InputError, StoreError
 from tuner.search import Search, TrialState
+from tuner.search.sampler import sampler_seed
 from tuner.store import Store
 from tuner.values.configuration import Configuration
 
@@ -79,7 +81,7 @@ def test_a_search_on_each_database(url: str) -> None:
 
 
 def test_parameters_are_asked_for_only_under_their_condition(search: Search, sqlite: str) -> None:
-    for _ in range(25):
+    for _ in range(14):
         proposal = search.ask()
         assert (proposal.values["NCCL_PROTO"] is None) or proposal.values["NCCL_ALGO"] == "Ring"
         tell(search, proposal, speed(proposal.values))
@@ -163,19 +165,19 @@ def test_constraints_reach_the_sampler(sqlite: str) -> None:
         name = f"constrained {constrained}"
         search = Search.open(sqlite, name, space=space(text), objective=objective, seed=3)
         values = []
-        for _ in range(30):
+        for _ in range(24):
             proposal = search.ask()
             x = int(str(proposal.values["x"]))
             values.append(x)
             violation = float(x - 10) if constrained else 0.0
             constraints = {"rules": 0.0, "launch": 0.0, "ttft_p50_s <= 1": violation}
             search.tell(proposal.number, value=float(x), constraints=constraints, attributes={})
-        late[constrained] = values[15:]
+        late[constrained] = values[12:]
         best = search.best()
         assert best is not None and (best[2] <= 10) is constrained
         search.close()
     inside = {key: sum(x <= 10 for x in values) for key, values in late.items()}
-    assert inside[True] >= 8 and inside[False] <= 4, inside
+    assert inside[True] >= 6 and inside[False] <= 3, inside
 
 
 def test_a_trial_is_told_once(search: Search) -> None:
@@ -234,12 +236,10 @@ def test_attributes_are_short(search: Search) -> None:
 
 
 def test_equal_seeds_propose_equally_and_others_do_not(tmp_path: Path) -> None:
-    def proposed(name: str, seed: int = 1, worker: int = 0, attempt: int = 0) -> list[str]:
+    def proposed(name: str, seed: int) -> list[str]:
         url = f"sqlite:///{tmp_path}/{name}.db"
         Store.open(url).close()
-        search = Search.open(
-            url, NAME, space=space(), objective=THROUGHPUT, seed=seed, worker=worker, attempt=attempt, n_startup=4
-        )
+        search = Search.open(url, NAME, space=space(), objective=THROUGHPUT, seed=seed, n_startup=4)
         found = []
         for _ in range(6):
             proposal = search.ask()
@@ -248,11 +248,14 @@ def test_equal_seeds_propose_equally_and_others_do_not(tmp_path: Path) -> None:
         search.close()
         return found[3:]
 
-    first = proposed("a")
-    assert proposed("b") == first
-    assert proposed("c", seed=2) != first
-    assert proposed("d", worker=1) != first
-    assert proposed("e", attempt=1) != first
+    assert proposed("a", 1) == proposed("b", 1) != proposed("c", 2)
+
+
+def test_each_seed_worker_and_attempt_has_a_sampler_seed_of_its_own() -> None:
+    triples = [(seed, worker, attempt) for seed in range(12) for worker in range(12) for attempt in range(12)]
+    seeds = {sampler_seed(*triple) for triple in triples}
+    assert len(seeds) == len(triples) and all(0 <= seed < 2**32 for seed in seeds)
+    assert sampler_seed(1, 11, 1) != sampler_seed(1, 1, 11) and 1 not in seeds
 
 
 @pytest.mark.parametrize(
@@ -289,6 +292,15 @@ def test_a_database_that_goes_away_is_a_store_error(tmp_path: Path, postgres: Po
     with pytest.raises(StoreError, match="no such database") as gone:
         search.ask()
     assert "s3cret" not in str(gone.value)
+
+
+def test_tables_of_another_optuna_say_so(sqlite: str) -> None:
+    opened(sqlite).close()
+    with sqlite3.connect(sqlite.removeprefix("sqlite:///")) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = 'v99.0.0.a'")
+    connection.close()
+    with pytest.raises(StoreError, match=r"was made by another version of Optuna: .*--storage URL"):
+        opened(sqlite)
 
 
 def test_a_study_of_somebody_else_is_left_alone(sqlite: str) -> None:

@@ -47,41 +47,41 @@ def killed(url: str, told: int, where: str) -> list[tuple[int, Configuration]]:
 
 @pytest.mark.parametrize("where", MOMENTS[1:])
 def test_a_driver_killed_with_9(url: str, where: str) -> None:
-    seen = killed(url, 4, where)
-    drawn = optuna.load_study(storage=url, study_name=NAME).trials[4].params
+    seen = killed(url, 3, where)
+    drawn = optuna.load_study(storage=url, study_name=NAME).trials[3].params
     search = opened(url)
     running = search.running()
     if where in ("in ask", "before tell"):
-        assert [proposal.number for proposal in running] == [4]
+        assert [proposal.number for proposal in running] == [3]
         assert search.running() == running, "asking again changes nothing"
-        assert search.told() == 4
+        assert search.told() == 3
     else:
         assert running == ()
-        row = search.trials()[4]
-        assert (row.state, row.configuration, row.feasible) == (TrialState.TOLD, seen[4][1], True)
+        row = search.trials()[3]
+        assert (row.state, row.configuration, row.feasible) == (TrialState.TOLD, seen[3][1], True)
         assert set(row.constraints) == {"rules", "launch", *THROUGHPUT.constraints}
     if where == "in ask":
-        assert len(drawn) == 2 and len(seen) == 4, "it died with two parameters drawn"
-        whole = optuna.load_study(storage=url, study_name=NAME).trials[4].params
+        assert len(drawn) == 2 and len(seen) == 3, "it died with two parameters drawn"
+        whole = optuna.load_study(storage=url, study_name=NAME).trials[3].params
         assert {name: whole[name] for name in drawn} == drawn and len(whole) > 2
     elif where == "before tell":
-        assert running[0].configuration == seen[4][1]
+        assert running[0].configuration == seen[3][1]
     for proposal in running:
         assert tell(search, proposal, speed(proposal.values))
-    for number in (5, 6):
+    for number in (4, 5):
         proposal = search.ask()
         assert proposal.number == number
         tell(search, proposal, speed(proposal.values))
     trials = optuna.load_study(storage=url, study_name=NAME).trials
-    assert [trial.number for trial in trials] == list(range(7))
+    assert [trial.number for trial in trials] == list(range(6))
     assert {trial.state for trial in trials} == {optuna.trial.TrialState.COMPLETE}
-    assert [row.name for row in search.trials()] == FIRST + [None] * 4, "tried first once, not again"
+    assert [row.name for row in search.trials()] == FIRST + [None] * 3, "tried first once, not again"
     assert [row.configuration for row in search.trials()][: len(seen)] == [configuration for _, configuration in seen]
     search.close()
 
 
 def test_killed_while_enqueueing(url: str) -> None:
-    assert killed(url, 4, "in enqueue") == []
+    assert killed(url, 0, "in enqueue") == []
     assert len(optuna.load_study(storage=url, study_name=NAME).trials) == 2
     search = opened(url)
     assert [search.ask().name for _ in range(4)] == [*FIRST, None]

@@ -8,6 +8,7 @@ Without the server's programs the tests are skipped, or fail if ``TUNER_REQUIRE_
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ class PostgresServer:
 
     def stop(self) -> None:
         """Ends the server and removes what it had."""
-        self._process.send_signal(signal.SIGINT)  # fast: does not wait for clients
+        self._process.send_signal(signal.SIGQUIT)  # immediate: nothing of it is kept, so nothing is written back
         self._process.wait(30)
         self._log.close()
         shutil.rmtree(self.folder)
@@ -98,8 +99,16 @@ def postgres_programs() -> Path | None:
     return None
 
 
+@cache
+def _running(programs: Path) -> PostgresServer:
+    """One server for all modules: a fixture that several of them import is a fixture of each of them."""
+    server = PostgresServer(programs)
+    atexit.register(server.stop)
+    return server
+
+
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
+def postgres() -> PostgresServer:
     programs = postgres_programs()
     if programs is None:
         line = "no PostgreSQL server here: apt-get install postgresql (nothing needs to be set up or running)"
@@ -108,9 +117,7 @@ def postgres() -> Iterator[PostgresServer]:
         pytest.skip(line)
     if sys.platform != "linux":
         pytest.skip("the PostgreSQL fixture is written for Linux")
-    server = PostgresServer(programs)
-    yield server
-    server.stop()
+    return _running(programs)
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ def fitting(space: OfferedSpace, parameters: Mapping[str, Any]) -> tuple[Configu
     """
     trial = FixedTrial(dict(parameters))
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # a number out of range only warns
+        warnings.simplefilter("error", UserWarning)  # a number out of range only warns
         try:
             return space.configuration(space.suggest(trial)), trial
         except (ValueError, UserWarning):
@@ -138,7 +138,8 @@ def _carried(trial: FrozenTrial, space: OfferedSpace, comparable: bool) -> Froze
         configuration, fixed = found
         if not trial.state.is_finished():
             return _waiting(trial, configuration, fixed.params, space)
-        if comparable and configuration.key == trial.system_attrs.get(CONFIGURATION):
+        same = configuration.key == trial.system_attrs.get(CONFIGURATION)
+        if comparable and same and OUTCOME in trial.system_attrs:
             return _kept(trial, fixed.distributions, fixed.params, _names(trial, configuration, space))
     attributes = {name: text for name, text in trial.user_attrs.items() if name != TRY_FIRST}
     return optuna.trial.create_trial(
