@@ -236,3 +236,12 @@ def test_a_hostile_number_of_mistakes_is_cut_short() -> None:
         load_space(text, "x.yaml")
     assert len(caught.value.problems) == MAX_PROBLEMS + 1
     assert caught.value.problems[-1] == "x.yaml: found 100 problems, stopped looking"
+
+
+def test_rules_on_a_faulty_parameter_are_checked_as_far_as_they_can_be() -> None:
+    text = "env:\n  B: {int: {low: 3, high: 1}}\nrules:\n- {rule: B +}\n- {rule: B == 'x'}\n"
+    with pytest.raises(InputError) as caught:
+        load_space(text, "x.yaml")
+    range_fault, syntax_fault = caught.value.problems  # B == 'x' may be right once B is mended
+    assert range_fault.startswith("x.yaml:2: env.B.int: found low 3 above high 1")
+    assert syntax_fault.startswith("x.yaml:4: rules[0].rule: in 'B +', column 4: found the end")

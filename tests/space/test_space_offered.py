@@ -164,6 +164,19 @@ try_first: [{name: both, set: {A: a, B: b}}, {name: alone, set: {B: b}}]
     assert [f.name for f in offered.first] == ["alone"]
 
 
+def test_what_a_missing_parameter_does_to_a_rule_is_seen_too() -> None:
+    text = """
+env:
+  A: {choices: [a], default: a, requires: {nccl: ">=9"}}
+  B: {choices: [null, b]}
+rules: [{rule: "A == 'a' or B == null"}]
+try_first: [{name: default}, {name: b, set: {B: b}}]
+"""
+    offered = load_space(text, "x.yaml").offered(host())
+    assert [f.name for f in offered.first] == ["default"]
+    assert offered.first_dropped == ("b: breaks A == 'a' or B == null",)
+
+
 # Assignments
 
 
@@ -175,6 +188,21 @@ def test_complete_fills_in_defaults_and_leaves_unset_what_is_not_active() -> Non
     ipc = offered.complete({"IPC": 1})
     assert (ipc["MAX"], ipc["ALGO"]) == (None, None)
     assert offered.configuration(ipc) == Configuration.of({"IPC": 1}, {"fraction": 0.8})
+
+
+def test_a_configuration_has_nothing_of_what_is_not_active() -> None:
+    offered = SPACE.offered(host())
+    mixed = {**offered.default_values, "IPC": 1, "ALGO": "Ring", "MAX": 4}
+    assert offered.configuration(mixed) == Configuration.of({"IPC": 1}, {"fraction": 0.8})
+    assert offered.parameters_for(mixed).keys().isdisjoint({"ALGO", "MAX", "MIN:set"})
+
+
+def test_one_is_not_true_among_choices() -> None:
+    offered = load_space("args: {x: {choices: [null, true]}, y: {choices: [null, 1]}}", "x.yaml").offered(host())
+    with pytest.raises(InputError, match="y: found true, expected one of unset, 1"):
+        offered.complete({"y": True})
+    with pytest.raises(InputError, match="x: found 1, expected one of unset, true"):
+        offered.complete({"x": 1})
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field, field_validator
 
-from tuner.documents.reading import MAX_BYTES, Document, read, read_with_places
+from tuner.documents.reading import MAX_BYTES, Document, read, read_text, read_with_places
 from tuner.errors import InputError
 from tuner.values.configuration import Scalar
 
@@ -192,7 +192,8 @@ def test_files_that_are_refused(tmp_path: Path, content: bytes, message: str) ->
 
 def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
     path = tmp_path / "f.yaml"
-    path.write_bytes(b"\xef\xbb\xbfname: x\n")
+    path.write_bytes(b"\xef\xbb\xbfname: x")
+    assert read_text(path, "f.yaml") == "name: x"
     assert read(path, Sample, "f.yaml").name == "x"
 
 
