@@ -16,6 +16,7 @@ from rich.console import Console
 
 from tuner.documents import secrets
 from tuner.documents.objective import load_objective
+from tuner.documents.reading import read_text
 from tuner.documents.study_file import differences, load_study
 from tuner.engines import engine as engine_named
 from tuner.errors import (
@@ -98,9 +99,7 @@ async def run(options: Options, environment: Mapping[str, str]) -> int:
 def specified(options: Options) -> tuple[StudySpec, str]:
     """The specification that files and options describe, and the storage URL."""
     path = shipped_file("studies", options.study)
-    spec, storage = load_study(
-        path.read_text(encoding="utf-8", errors="replace"), str(path), space=options.space, objective=options.objective
-    )
+    spec, storage = load_study(read_text(path, str(path)), str(path), space=options.space, objective=options.objective)
     if options.launches is not None:
         spec = replace(spec, budget=replace(spec.budget, launches=options.launches))
     if options.seed is not None:

@@ -355,7 +355,15 @@ class StageRunner:
             return self._result(
                 Claim.NO_EFFECT, f"nothing in this space has an effect here beyond ±{self._objective.margin:.0%}", ()
             )
-        return self._result(Claim.NO_DIFFERENCE, "no configuration was measured faster than the default", ())
+        failed = {
+            row.configuration.key
+            for row in self._rows()
+            if row.role is Role.CONFIRMATION and row.outcome is Outcome.FAILED
+        }
+        sentence = "no configuration was measured faster than the default"
+        if failed:
+            sentence = f"the {len(failed)} configuration(s) faster in the search failed when they were launched again"
+        return self._result(Claim.NO_DIFFERENCE, sentence, ())
 
     def _result(self, claim: Claim, sentence: str, notes: tuple[str, ...]) -> StageResult:
         control = self._control_values()
