@@ -83,7 +83,7 @@ async def test_look_alikes_survive_our_stop_and_our_clean(
     make_session: MakeSession, nonce: str, port: int, foreign: list[subprocess.Popen[bytes]]
 ) -> None:
     session = make_session()
-    command = launch(port, nonce, "--workers", "1")
+    command = launch(port, nonce)
     await session.start(command)
     await session.wait_ready(20, 20)
     sleep = "import time; time.sleep(3600)"

@@ -164,7 +164,7 @@ def _marked(marks: Marks, table: dict[int, Process]) -> set[int]:
     pid, start_ticks = marks.server
     if _same(table, marks.server):
         # While the leader exists, if only as a zombie, its number cannot be given to another session.
-        found |= {row.pid for row in table.values() if row.session == pid}
+        found |= {pid} | {row.pid for row in table.values() if row.session == pid}
     elif pid not in table:
         # The number may have been given to a foreign session whose leader is gone as well: look closer.
         members = (row for row in table.values() if row.session == pid and row.start_ticks >= start_ticks)
@@ -274,6 +274,17 @@ def cgroup_pids(path: str) -> set[int]:
                 pids |= {int(word) for word in (Path(folder) / "cgroup.procs").read_text().split()}
             except OSError:
                 continue
+    return pids
+
+
+def kill_cgroup(path: str) -> set[int]:
+    """KILL for all in a cgroup at once, which no fork outruns (Linux 5.14); pids that were in it."""
+    pids = cgroup_pids(path)
+    if pids:
+        try:
+            (Path(path) / "cgroup.kill").write_text("1")
+        except OSError:
+            return set()
     return pids
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Sequence
 
-from tuner.host.remote.processes import Marks, Process, own, read_process, send_signal
+from tuner.host.remote.processes import Marks, Process, kill_cgroup, own, read_process, send_signal
 
 _STEP_S = 0.05
 _SETTLE_S = 1.0
@@ -66,7 +66,8 @@ def end_all(marks: Callable[[], Marks], grace_s: float) -> Ended:
         send_signal(process, signal.SIGTERM)
     if others:
         _wait(lambda: look(False), time.monotonic() + _TERM_S)
-    return _kill(look)
+    last = marks()
+    return _kill(look, last.cgroup if last.of_this_boot else "")
 
 
 def _wait(
@@ -79,9 +80,9 @@ def _wait(
         time.sleep(_STEP_S)
 
 
-def _kill(look: Callable[[bool], list[Process]]) -> Ended:
+def _kill(look: Callable[[bool], list[Process]], cgroup: str) -> Ended:
     """KILL until two looks in a row find nothing: first all are stopped, so that none can fork away meanwhile."""
-    killed: set[int] = set()
+    killed = kill_cgroup(cgroup)
     deadline = time.monotonic() + _KILL_LIMIT_S
     empty = 0
     left: list[Process] = []
