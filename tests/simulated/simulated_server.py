@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +166,10 @@ class Host:
             server.process.wait(10)
 
 
-def make_host(folder: Path, preset: str = PRESET, **settings: str) -> Host:
-    preset_machine = machine(preset)
+def make_host(folder: Path, version: str | None = None, **settings: str) -> Host:
+    preset_machine = machine(PRESET)
+    if version is not None:
+        preset_machine = replace(preset_machine, engine_version=version)
     state = HostState.create(preset_machine, folder)
     quick = {"TUNER_SIMULATED_LOAD_S": "0.2", "TUNER_SIMULATED_NOISE": "0"}
     return Host(state, state.environment(preset_machine, {**quick, **settings}))

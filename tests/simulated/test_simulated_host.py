@@ -204,6 +204,13 @@ async def test_an_unknown_preset_is_an_error_that_lists_the_presets() -> None:
         await start_simulated_host("nonsense")
 
 
+async def test_a_directory_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    with pytest.raises(InputError, match="not empty"):
+        await start_simulated_host(PRESET, state_dir=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
 def test_help_and_list_teach() -> None:
     argv = [sys.executable, "-m", "tuner.simulated"]
     text = subprocess.run([*argv, "--help"], capture_output=True, text=True, check=True).stdout

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulated_server import Host, StandIn
+from simulated_server import Host, StandIn, make_host, until
 
 RECORDED = json.loads(Path(__file__).with_name("recorded.json").read_text(encoding="utf-8"))
 SIX = {"text": "quick brown", "sampling_params": {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}}
@@ -195,3 +195,20 @@ def test_what_the_version_lacks_is_not_there(served: StandIn) -> None:
     assert served.request("/ready")[0] == 404, "0.5.20 and later"
     assert served.request("/get_model_info")[0] == 200
     assert "Endpoint '/get_model_info' is deprecated" in served.log
+
+
+def test_a_newer_engine_has_what_is_new_and_leaves_in_order(tmp_path: Path) -> None:
+    host = make_host(tmp_path / "host", version="0.5.21")
+    try:
+        server = host.start().ready()
+        assert server.request("/ready")[0] == 200
+        info = server.json("/server_info")
+        assert info["version"] == "0.5.21"
+        assert info["launch_command"].startswith("python3 -m sglang.launch_server --model-path /models/m61")
+        assert "served_model_name" in server.json("/model_info")
+        server.process.terminate()
+        assert server.ended() == 0, "up to 0.5.17 it was killed by itself"
+        assert "Gracefully exiting... Remaining number of requests 0." in server.log
+        until(lambda: list(host.state.processes()) == [], "all gone", 5)
+    finally:
+        host.end()

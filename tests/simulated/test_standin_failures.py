@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from simulated_server import Host, StandIn, free_port, until
@@ -219,6 +220,27 @@ def test_term_may_be_ignored(host: Host) -> None:
     server.process.terminate()
     time.sleep(0.4)
     assert server.json("/model_info")["weight_version"] == server.nonce
+
+
+def test_a_slow_exit_outlasts_a_short_grace(host: Host) -> None:
+    server = host.start(TUNER_STANDIN_FAULT="slow_exit").ready()
+    server.process.terminate()
+    until(lambda: "Remaining number of requests 0." in server.log, "the drain")
+    time.sleep(0.3)
+    assert server.process.poll() is None
+    server.process.kill()
+    assert server.ended() == -signal.SIGKILL
+
+
+def test_an_environment_that_does_not_arrive_shows_in_the_processes_and_in_nccls_log(host: Host) -> None:
+    server = host.start(
+        TUNER_STANDIN_FAULT="ignored_environment", NCCL_PROTO="LL", SPT_NOENV="1", TUNER_NONCE="mine"
+    ).ready()
+    for pid in (server.process.pid, server.children()["sglang::scheduler_TP0"]):
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+        assert b"NCCL_PROTO" not in environ
+        assert b"TUNER_NONCE=mine" in environ
+    assert "NCCL_PROTO" not in server.log
 
 
 def test_wrong_output_differs_from_every_other_launch(host: Host) -> None:

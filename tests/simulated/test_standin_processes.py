@@ -116,7 +116,7 @@ def test_a_stopped_rank_stalls_the_step(host: Host) -> None:
     server = host.start().ready()
     pid = server.children()["sglang::scheduler_TP1"]
     stream = server.events(
-        "/generate", {"text": "Tell me", "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
+        "/generate", {"text": "Tell me", "sampling_params": {"max_new_tokens": 150, "ignore_eos": True}}
     )
     for _ in range(5):
         next(stream)

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from tuner.errors import InputError
@@ -40,10 +41,12 @@ def main() -> int:
         return 0
     try:
         host = machine(options.preset)
+        if options.engine_version is not None:
+            host = replace(host, engine_version=options.engine_version)
+        state = HostState.create(host, options.state_dir)
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
-    state = HostState.create(host, options.state_dir)
     logging.basicConfig(
         filename=state.path / "host.log", level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s"
     )
@@ -72,6 +75,7 @@ def _options() -> argparse.Namespace:
     add("--keep", action="store_true", help="leave its files when it ends")
     add("--load-s", type=float, default=1.0, help="seconds that loading and graph capture take (default: %(default)s)")
     add("--noise", type=float, default=1.0, help="multiplier of the noise; 0: none (default: %(default)s)")
+    add("--engine-version", help="of the SGLang that is installed on it (default: the preset's)")
     add("--seed", type=int, help="of the noise of its launches (default: random)")
     return parser.parse_args()
 

@@ -11,6 +11,7 @@ host.log        the host's own log
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import json
 import os
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tuner
+from tuner.errors import InputError
 from tuner.simulated import nvidia_smi
 from tuner.simulated.machine import Machine
 
@@ -45,7 +47,14 @@ class HostState:
 
         Args:
             path: where; ``None``: a new directory for temporary files.
+
+        Raises:
+            InputError: there is something in the way; what is not ours is neither used nor removed.
         """
+        if path is not None and path.exists() and any(path.iterdir()):
+            raise InputError(
+                f"--state-dir {path}: not empty; name a new or an empty directory: it is removed at the end"
+            )
         if path is None:
             path = Path(tempfile.mkdtemp(prefix="tuner-host-"))
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -68,7 +77,7 @@ class HostState:
         Args:
             settings: variables for the stand-in.
         """
-        user = os.environ.get("USER") or os.environ.get("LOGNAME") or "user"
+        user = getpass.getuser()
         passed = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         return {
             **passed,
@@ -118,8 +127,8 @@ class HostState:
             f'__version__ = "{machine.engine_version}"\n', encoding="utf-8"
         )
         (packages / "sglang" / "launch_server.py").write_text(
-            "import sys\n\nfrom tuner.simulated.standin.launcher import main\n\n"
-            'if __name__ == "__main__":\n    main(sys.argv[1:])\n',
+            "import sys\n\nfrom sglang import __version__\nfrom tuner.simulated.standin.launcher import main\n\n"
+            'if __name__ == "__main__":\n    main(sys.argv[1:], __version__)\n',
             encoding="utf-8",
         )
         for name, version in (("sglang", machine.engine_version), ("nvidia-nccl-cu13", machine.nccl_version)):

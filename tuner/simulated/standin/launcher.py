@@ -13,6 +13,7 @@ import threading
 import time
 import zlib
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -38,14 +39,20 @@ _WARNING = (
 )
 
 
-def main(argv: Sequence[str]) -> None:
+def main(argv: Sequence[str], version: str) -> None:
     """Parses, validates, loads and serves, as ``sglang.launch_server`` does.
+
+    The schedulers are forked, not spawned as SGLang's are, for the sake of a quick start. So what SGLang adds to their
+    environment (``NCCL_CUMEM_ENABLE=0`` and the like) is in force, but not in their ``/proc/PID/environ``.
 
     Args:
         argv: the arguments after the module's name.
+        version: of SGLang, as installed on the host.
     """
     settings = Settings.of(os.environ)
-    host = machine(settings.preset)
+    if "ignored_environment" in settings.faults:
+        _lose_environment()
+    host = replace(machine(settings.preset), engine_version=version)
     log = Log()
     log.raw(_WARNING)
     given = parse(argv, host.engine_version)
@@ -257,6 +264,13 @@ class Launcher:
         if include_self:
             os.kill(me, signal.SIGKILL)
             time.sleep(60)
+
+
+def _lose_environment() -> None:
+    """Goes on without the NCCL variables, as behind a wrapper that does not pass them on."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}
+    if len(kept) < len(os.environ):
+        os.execve(sys.executable, sys.orig_argv, kept)  # noqa: S606
 
 
 def _set_environment(version: str) -> None:

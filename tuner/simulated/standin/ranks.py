@@ -58,13 +58,10 @@ def start(args: Mapping[str, Any], env: Mapping[str, str], settings: Settings, m
     pids, ready = [], []
     for rank in range(ranks):
         ready_read, ready_write = os.pipe()
-        rank_env = dict(env)
-        if "ignored_environment" in settings.faults:
-            rank_env = {name: value for name, value in env.items() if not name.startswith("NCCL_")}
         keep = [ready_write, *ring.descriptors(rank)]
         if rank == 0:
             keep += [requests_child.fileno(), tokens.fileno()]
-        body = _body(rank, args, rank_env, settings, machine, seed, ring, ready_write, requests_child, tokens)
+        body = _body(rank, args, env, settings, machine, seed, ring, ready_write, requests_child, tokens)
         outlives = "zombie_scheduler" in settings.faults and rank == ranks - 1
         title = f"sglang::scheduler_TP{rank}" if ranks > 1 else "sglang::scheduler"
         pids.append(child.fork(title, keep, body, outlives=outlives))

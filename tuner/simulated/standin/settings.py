@@ -17,11 +17,11 @@ the running server begin after the warm-up, with requests of more than eight tok
     abort_child          a scheduler aborts (as NCCL's C++ does) at a request
     zombie_scheduler     the last scheduler outlives the launcher, re-parented, and keeps its GPU memory
     gpu_memory_stuck     GPU memory of the schedulers never comes back
-    gpu_memory_late      GPU memory comes back two seconds after the processes are gone
+    gpu_memory_late      GPU memory comes back a second after the processes are gone
     slow_exit            the drain after TERM takes ten seconds
     ignore_term          TERM does nothing
     wrong_output         other tokens than those of every other launch
-    ignored_environment  the schedulers lose the NCCL variables of their environment
+    ignored_environment  the NCCL variables do not reach the server
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class Startup:
 
     def _capture(self, seconds: float) -> None:
         room, faults = self._capacity, self._settings.faults
-        stuck = float("inf") if "gpu_memory_stuck" in faults else 2.0 if "gpu_memory_late" in faults else None
+        stuck = float("inf") if "gpu_memory_stuck" in faults else 1.0 if "gpu_memory_late" in faults else None
         gpu_registry.register(self._settings.state_dir, self._rank, room.used_bytes, stuck_s=stuck)
         graph = self._args.get("cuda_graph_config")
         if graph is not None and graph["decode"]["backend"] == "disabled":
