@@ -45,6 +45,7 @@ def killed(url: str, told: int, where: str) -> list[tuple[int, Configuration]]:
     return [(int(number), Configuration.from_key(key)) for number, key in lines]
 
 
+@pytest.mark.filterwarnings("error::UserWarning")
 @pytest.mark.parametrize("where", MOMENTS[1:])
 def test_a_driver_killed_with_9(url: str, where: str) -> None:
     seen = killed(url, 3, where)

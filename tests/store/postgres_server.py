@@ -77,6 +77,12 @@ class PostgresServer:
         with psycopg.connect(self._dsn(database), autocommit=True) as connection:
             connection.execute(statement)
 
+    def someone_waits(self) -> bool:
+        """Whether any connection waits for a lock."""
+        with psycopg.connect(self._dsn("postgres"), autocommit=True) as connection:
+            waiting = connection.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone()
+        return waiting is not None and waiting[0] > 0
+
     def fresh_url(self, user: str = "tuner", password: str = "s3cret/word") -> str:
         """The storage URL of a new, empty database. The server trusts everybody: the password is for looks."""
         name = f"test{next(self._numbers)}"

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import sqlite3
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from postgres_server import postgres, postgres_url  # noqa: F401
+from postgres_server import PostgresServer, postgres, postgres_url  # noqa: F401
+from sqlalchemy import insert, select, text
 from store_samples import CONFIGURATION, FACTS, SPEC, measured, spec, window
 
 from tuner.errors import BudgetSpent, StoreError
 from tuner.store import LaunchCounts, LaunchJournal, Outcome, Store, StoredLaunch, StudyState
+from tuner.store.tables import LaunchRow, StudyRow, Table
 from tuner.values.configuration import Configuration
 from tuner.values.failure import Failure, FailureClass
 from tuner.values.launch import LaunchCommand, Phase, Role, ServerIdentity
@@ -27,6 +32,15 @@ OUT_OF_MEMORY = Failure(
     FailureClass.OUT_OF_MEMORY_LOAD, "ready", "CUDA out of memory", "Lower --mem-fraction-static.", -9, "line 1\nline 2"
 )
 HOST_LOST = Failure(FailureClass.LOST, "measure", "no answer for 30 s")
+LAST_LAUNCH = {
+    "stage": "baseline",
+    "host": "gpu2",
+    "role": "search",
+    "configuration": CONFIGURATION.key,
+    "nonce": "n",
+    "started": 1.0,
+    "command": "",
+}
 
 
 class Clock:
@@ -289,15 +303,11 @@ class StoreContract:
         assert ended.command == "HF_TOKEN='***' T='***' serve --api-key '***' '--x=***'"
         assert store.windows(launch.id)[0].requests[0].error == "401 *** ***"
         assert store.phases(launch.id)[0].evidence["said"] == [{"***": "a *** b", "n": {"deep": ["***"]}}]
-        for text in self.all_text(store):
-            assert "s3cr" not in text and other not in text, text
+        for cell in self.all_text(store):
+            assert "s3cr" not in cell and other not in cell, cell
 
     def all_text(self, store: Store) -> list[str]:
         """Every cell of every table of ours, as text."""
-        from sqlalchemy import select
-
-        from tuner.store.tables import Table
-
         with store._database.reading() as session:
             tables = Table.metadata.sorted_tables
             return [str(cell) for table in tables for row in session.execute(select(table)) for cell in row]
@@ -330,16 +340,12 @@ class StoreContract:
         storage.engine.dispose()
 
     def test_tables_of_another_version_are_refused(self, store: Store, url: str) -> None:
-        from sqlalchemy import text
-
         with store._database.writing() as session:
             session.execute(text("UPDATE tuner_schema SET version = 99"))
         with pytest.raises(StoreError, match=r"tables of version 99.*knows version 1.*--storage"):
             Store.open(url)
 
     def test_a_study_that_cannot_be_read_says_so(self, store: Store, study_id: int) -> None:
-        from sqlalchemy import text
-
         with store._database.writing() as session:
             session.execute(text("UPDATE tuner_studies SET spec = '{}'"))
         with pytest.raises(StoreError, match="holds study kimi in a form that this tuner cannot read"):
@@ -351,6 +357,12 @@ class TestStoreOnSqlite(StoreContract):
     def url(self, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/deep/er/tuner.db"
 
+    def test_the_file_keeps_its_write_ahead_log_for_optuna(self, store: Store, study_id: int, tmp_path: Path) -> None:
+        store.close()
+        with sqlite3.connect(tmp_path / "deep" / "er" / "tuner.db") as connection:
+            assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        connection.close()
+
     def test_reports_go_beside_the_file(self, store: Store, tmp_path: Path) -> None:
         assert store.directory == tmp_path / "deep" / "er" and (store.directory / "tuner.db").exists()
 
@@ -359,6 +371,27 @@ class TestStoreOnPostgres(StoreContract):
     @pytest.fixture
     def url(self, postgres_url: str) -> str:  # noqa: F811
         return postgres_url
+
+    def test_a_launch_waits_for_another_that_is_being_counted(
+        self,
+        store: Store,
+        study_id: int,
+        url: str,
+        postgres: PostgresServer,  # noqa: F811
+    ) -> None:
+        """The moment in which two drivers would both see one launch left."""
+        one = Budget(launches=1)
+        with ThreadPoolExecutor(1) as pool:
+            with store._database.writing() as session:
+                session.execute(select(StudyRow).where(StudyRow.id == study_id).with_for_update())
+                session.execute(insert(LaunchRow).values(LAST_LAUNCH | {"study_id": study_id}))
+                second = pool.submit(self.launch, store, study_id, one)
+                while not second.done() and not postgres.someone_waits():
+                    time.sleep(0.01)
+                assert not second.done()
+            with pytest.raises(BudgetSpent):
+                second.result(30)
+        assert store.counts(study_id).spent == 1
 
     def test_a_server_has_no_folder(self, store: Store) -> None:
         assert store.directory is None
