@@ -183,7 +183,7 @@ async def test_shared_memory_left_behind_is_removed_and_that_of_others_is_not(
     await session.clean(port, [])
     await session.start(launch(port, nonce, "--shm", ours))
     await session.wait_ready(20, 20)
-    (folder / theirs).write_bytes(b"x")  # held by nobody at the moment, but its kind is in use by others
+    (folder / theirs).write_bytes(b"x")  # held by nobody at the moment
     try:
         with (folder / in_use).open("wb"):
             assert (folder / ours).exists()

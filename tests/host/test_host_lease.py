@@ -206,6 +206,60 @@ async def test_a_killed_supervisor_takes_its_server_along_and_the_rest_is_found(
     assert not any(map(alive, pids))
 
 
+async def test_a_peer_that_freezes_is_noticed_and_the_launch_goes_on(
+    make_session: MakeSession, spec: EngineSpec, sshd: Sshd, nonce: str, port: int
+) -> None:
+    """No packet says that the connection is gone: only keep-alive messages that nobody answers."""
+    session = make_session(spec=replace(spec, lease_s=6.0))
+    identity = await session.start(launch(port, nonce))
+    await session.wait_ready(20, 20)
+    frozen = sshd.session_pids()
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        status = await session.status()
+        assert status.alive and not status.lease_lapsed and alive(identity.pid)
+        assert time.monotonic() - began < 6
+    finally:
+        for pid in frozen:
+            os.kill(pid, signal.SIGKILL)
+    assert (await session.stop(5)).gone
+
+
+async def test_a_rebooted_host_has_lost_the_launch(
+    make_session: MakeSession, sshd: Sshd, nonce: str, port: int
+) -> None:
+    session = make_session()
+    identity = await session.start(launch(port, nonce))
+    await session.wait_ready(20, 20)
+    path = sshd.records / nonce / "supervisor.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "boot_id": "00000000-the-boot-before"}))
+    with pytest.raises(HostLost, match="it was rebooted"):
+        await session.wait_ready(20, 20)
+    path.write_text(json.dumps(record))
+    assert (await session.stop(5)).gone and not alive(identity.pid)
+
+
+async def test_a_session_goes_on_after_a_stop_that_failed(
+    make_session: MakeSession, spec: EngineSpec, sshd: Sshd, nonce: str, port: int
+) -> None:
+    session = make_session(spec=replace(spec, lease_s=1.0))
+    await session.start(launch(port, nonce))
+    await session.wait_ready(20, 20)
+    sshd.stop()
+    try:
+        with pytest.raises(HostLost):
+            await session.stop(5)
+    finally:
+        sshd.start()
+    assert (await session.clean(port, [])).port_holder == ""
+    await session.start(launch(port, f"{nonce}-2"))
+    await session.wait_ready(20, 20)
+    assert (await session.stop(5)).gone
+
+
 async def test_closing_a_session_leaves_the_server_to_its_lease(
     make_session: MakeSession, spec: EngineSpec, nonce: str, port: int
 ) -> None:

@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 
 _PACKAGE = "tuner.host.remote"
-_MODULES = ("processes", "record", "log", "sockets", "gpus", "stopping", "supervisor", "agent")
+_MODULES = ("processes", "shared_memory", "record", "log", "sockets", "gpus", "stopping", "supervisor", "agent")
 """In an order in which each finds what it imports."""
 
 _LOADER = """import sys, types

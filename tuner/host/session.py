@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tuner.errors import ForeignServer, HostLost, HostRefused, LaunchFailed
+from tuner.host import answers
 from tuner.host.connection import HostConnection, LeaseKeeper
 from tuner.host.lag import TunnelLagProbe
 from tuner.host.link import AgentError, AgentLink
 from tuner.load.client import LoadClient
 from tuner.ports import Engine
 from tuner.values.failure import Failure, FailureClass, Fault
-from tuner.values.host import Gpu, HostAddress, HostFacts
+from tuner.values.host import HostAddress, HostFacts
 from tuner.values.launch import (
     CleanReport,
     EffectReport,
@@ -53,8 +53,6 @@ _DEATH_LIMIT_S = 8.0
 _WINDOW_TRIES = 3
 _RETRY_INDEX = 100_000
 """A window repeated after a broken link gets prompts of its own: the first ones are in the prefix cache by now."""
-_SECRET_KEY = re.compile(r"api_?key|passw|secret|(^|_)token$", re.IGNORECASE)
-_SECRET_TEXT = re.compile(r"(api[-_]key|password|secret|token)(['\"]?[=: ]\s*)(?!None)\S+", re.IGNORECASE)
 
 
 class Load(Protocol):
@@ -106,7 +104,8 @@ class SshSession:
         self._spec = spec
         self._load = load
         self._gpu_busy_bytes = gpu_busy_bytes
-        self._host = HostConnection(address, limit_s=spec.lease_s, keep_alive_s=min(5.0, spec.lease_s / 12))
+        keep_alive_s = min(5.0, max(0.5, spec.lease_s / 12))
+        self._host = HostConnection(address, limit_s=spec.lease_s, keep_alive_s=keep_alive_s)
         self._launch: _Launch | None = None
         self._lag: TunnelLag | None = None
         self._gpu_level: tuple[int, ...] = ()
@@ -125,65 +124,40 @@ class SshSession:
             )
         except AgentError as error:
             raise HostRefused(self._name, f"{error.what}. Mend that there, then start again.") from None
-        engine = found["engine"]
-        words = " ".join(launch.command)
-        if engine["error"]:
-            raise HostRefused(
-                self._name,
-                f"the launch command {words!r} cannot work: {engine['error']}. Give its full path in the study file.",
-            )
-        versions: dict[str, str | None] = engine["versions"]
-        if engine["module"] is False:
-            raise HostRefused(
-                self._name,
-                f"{self._engine.name} is not installed for {launch.command[0]!r} there: {words!r} finds no module. "
-                "Install it, or name the interpreter that has it in the study file's launch command.",
-            )
-        own, *others = self._engine.distributions
-        return HostFacts(
-            name=self._name,
-            hostname=found["hostname"],
-            boot_id=found["boot_id"],
-            kernel=found["kernel"],
-            cpus=found["cpus"],
-            driver_version=found["driver_version"],
-            gpus=tuple(Gpu(**gpu) for gpu in found["gpus"]),
-            links=found["links"],
-            engine=self._engine.name,
-            engine_version=versions.get(own),
-            nccl_version=next((versions[name] for name in others if versions.get(name)), None),
-            simulated=found["simulated"],
-            real_launch_s=float(found["simulated_launch_s"]) if found["simulated_launch_s"] else None,
-        )
+        return answers.host_facts(self._name, self._engine, launch, found)
 
     async def clean(self, port: int | None, nonces: Sequence[str]) -> CleanReport:
         """Ends leftovers of ours and looks whether the way is free; see `tuner.ports.HostSteps.clean`.
 
+        A launch of this session that was not seen to end is ended, too.
+
         Raises:
             ForeignServer: others hold the GPUs' memory.
+            HostRefused: something of ours cannot be ended.
         """
+        unfinished = self._launch
+        wanted = {*nonces, *([unfinished.command.nonce] if unfinished else [])}
         found = await self._host.call(
             "clean",
             port=port,
-            nonces=list(nonces),
+            nonces=sorted(wanted),
             busy_bytes=self._gpu_busy_bytes,
             gpu_wait_s=GPU_WAIT_S,
             patterns=SHARED_MEMORY,
         )
-        used = tuple(found["gpu_memory_used_bytes"])
-        if found["gpu_busy"]:
-            gib = ", ".join(f"{level / 2**30:.1f}" for level in used)
-            holders = "; ".join(found["gpu_holders"]) or "no process that this login may see"
-            raise ForeignServer(
-                Failure(
-                    FailureClass.GPU_BUSY,
-                    Phase.CLEAN.value,
-                    f"host {self._name}: GPU memory in use is {gib} GiB, held by {holders}; nothing of it was touched.",
-                    "Wait until they are done or end them yourself, then give the same command again.",
-                )
+        if found["left_pids"]:
+            raise HostRefused(
+                self._name,
+                f"processes {', '.join(map(str, found['left_pids']))} of an earlier launch survive SIGKILL: a call "
+                "into the GPU's driver does not return. Look at `ps` and `dmesg` there; a GPU reset or a reboot "
+                "may be needed.",
             )
-        self._gpu_level = used
-        return CleanReport(found["port"], found["port_holder"], used, tuple(found["stopped"]))
+        if unfinished is not None:
+            await self._let_go(unfinished)
+        if found["gpu_busy"]:
+            raise answers.gpus_busy(self._name, found)
+        self._gpu_level = tuple(found["gpu_memory_used_bytes"])
+        return CleanReport(found["port"], found["port_holder"], self._gpu_level, tuple(found["stopped"]))
 
     # ── Start ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -194,7 +168,7 @@ class SshSession:
             ForeignServer: somebody else listens on the port.
         """
         if self._launch is not None:
-            raise HostRefused(self._name, f"launch {self._launch.command.nonce} was not stopped: call stop() first.")
+            raise HostRefused(self._name, f"launch {self._launch.command.nonce} is not ended: call stop() or clean().")
         self._lag = None
         lease = LeaseKeeper(self._host, command.nonce, self._spec.lease_s)
         self._launch = _Launch(command, lease, time.monotonic(), TunnelLagProbe())
@@ -214,19 +188,8 @@ class SshSession:
             },
         )
         if found["port_holder"]:
-            raise self._port_taken(Phase.START, found["port_holder"])
+            raise answers.port_taken(self._name, command.port, Phase.START, found["port_holder"])
         return ServerIdentity(**found["identity"])
-
-    def _port_taken(self, phase: Phase, holder: str) -> ForeignServer:
-        port = self._under_way.command.port
-        return ForeignServer(
-            Failure(
-                FailureClass.PORT_TAKEN,
-                phase.value,
-                f"host {self._name}: port {port} is held by {holder}; it was neither touched nor measured.",
-                "Choose another port in the study file (or none, for a free one), or end that server yourself.",
-            )
-        )
 
     @property
     def _under_way(self) -> _Launch:
@@ -265,29 +228,19 @@ class SshSession:
 
     def _is_ready(self, look: Mapping[str, Any], path: str) -> bool:
         """Whether it is our server that answers."""
-        http = look["http"]
+        http, port = look["http"], self._under_way.command.port
         if http["status"] is None:
             return False
         if look["listener_is_own"] is False:
-            raise self._port_taken(Phase.READY, "a process that is not ours")
+            raise answers.port_taken(self._name, port, Phase.READY, "a process that is not ours")
         answered = self._engine.nonce_in(path, http["body"]) if http["status"] == 200 else ""
         if answered and answered != self._under_way.command.nonce:
-            raise self._port_taken(Phase.READY, f"a server that answers as {answered!r}")
+            raise answers.port_taken(self._name, port, Phase.READY, f"a server that answers as {answered!r}")
         return bool(answered)
 
     @staticmethod
-    def _hang(status: Mapping[str, Any], what: str) -> LaunchFailed:
-        lines = [line for line in status["log_tail"].splitlines() if line.strip()]
-        last = f"the last line of its log: {lines[-1].strip()[:500]}" if lines else "it logged nothing"
-        return LaunchFailed(
-            Failure(
-                FailureClass.HANG_START,
-                Phase.READY.value,
-                f"{what}; {last}",
-                "If it only needs longer, raise start_deadline_s or no_progress_s in the study file.",
-                log_tail=status["log_tail"],
-            )
-        )
+    def _hang(status: Mapping[str, Any], what: str, phase: Phase = Phase.READY) -> LaunchFailed:
+        return LaunchFailed(answers.hang(status, phase, what))
 
     async def _require_alive(self, status: Mapping[str, Any], phase: Phase) -> None:
         """Raises what the status of a launch amounts to, unless its server is alive and well."""
@@ -315,17 +268,25 @@ class SshSession:
     async def took_effect(self, command: LaunchCommand, names: Sequence[str]) -> EffectReport:
         """Reads back what the live processes and the server run with; see `tuner.ports.HostSteps.took_effect`."""
         found = await self._host.call("environ", nonce=command.nonce, names=list(names))
-        workers, environment, mismatches = _of_workers(found["processes"], self._engine.worker_titles, names)
+        pids, environment, mismatches = answers.workers_environment(
+            found["processes"], self._engine.worker_titles, names
+        )
         path = self._engine.server_info_path
         answer = await self._host.call("get", port=command.port, path=path, timeout_s=_INFO_LIMIT_S)
+        if answer["status"] is None:
+            status = await self._watch_for_death(Phase.TOOK_EFFECT)
+            raise self._hang(status, f"it lives but GET {path} brings {answer['error']}", Phase.TOOK_EFFECT)
+        await self._require_alive(await self._status(), Phase.TOOK_EFFECT)
         try:
             info: dict[str, Any] = json.loads(answer["body"])
         except ValueError:
             info = {}
-            mismatches.append(f"GET {path} gave no JSON: {answer['error'] or answer['body'][:200]}")
+            mismatches.append(f"GET {path} gave no JSON but {answer['body'][:200]!r} (HTTP {answer['status']})")
         lines = self._engine.nccl_evidence(await self._log())
         mismatches += self._engine.effect_mismatches(command, info, environment, lines, names)
-        return EffectReport(workers, tuple(sorted(environment.items())), _masked(info), tuple(lines), tuple(mismatches))
+        return EffectReport(
+            pids, tuple(sorted(environment.items())), answers.server_info_pairs(info), tuple(lines), tuple(mismatches)
+        )
 
     # ── Measure ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -338,9 +299,9 @@ class SshSession:
         for attempt in range(_WINDOW_TRIES):
             asked = index if attempt == 0 else abs(index) + _RETRY_INDEX * attempt
             link, window = await self._window(workload, asked, phase)
-            if link.broken:
-                continue
             if any(request.error for request in window.requests):
+                if link.broken:
+                    continue
                 await self._after_errors(workload, window, phase)
             return dataclasses.replace(window, index=index)
         raise HostLost(self._name, f"the SSH connection broke in each of {_WINDOW_TRIES} windows")
@@ -367,22 +328,25 @@ class SshSession:
 
     async def _after_errors(self, workload: Workload, window: Window, phase: Phase) -> None:
         """Finds out whether failed requests mean a dead or hanging server; returns if neither."""
-        deadline = time.monotonic() + _DEATH_LIMIT_S
         status = await self._status()
         await self._require_alive(status, phase)
+        if window.duration_s < workload.request_timeout_s:
+            await self._watch_for_death(phase)
+            return
         error = next(request.error for request in window.requests if request.error)
-        if window.duration_s >= workload.request_timeout_s:
-            raise LaunchFailed(
-                Failure(
-                    FailureClass.HANG_RUN,
-                    phase.value,
-                    f"{error} (the server's process lives)",
-                    log_tail=status["log_tail"],
-                )
-            )
-        while time.monotonic() < deadline:
+        tail = answers.masked(status["log_tail"])
+        evidence = f"{error} (the server's process lives)"
+        raise LaunchFailed(Failure(FailureClass.HANG_RUN, phase.value, evidence, log_tail=tail))
+
+    async def _watch_for_death(self, phase: Phase) -> dict[str, Any]:
+        """Watches a server that failed to answer for as long as it may take to die; its status if it lives on."""
+        deadline = time.monotonic() + _DEATH_LIMIT_S
+        while True:
+            status = await self._status()
+            await self._require_alive(status, phase)
+            if time.monotonic() > deadline:
+                return status
             await asyncio.sleep(_POLL_FIRST_S)
-            await self._require_alive(await self._status(), phase)
 
     async def tunnel_lag(self) -> TunnelLag | None:
         """The forward's lag during the windows since the start; ``None`` before the first."""
@@ -395,10 +359,7 @@ class SshSession:
         """A look at the server under way; without one, nothing is alive."""
         if self._launch is None:
             return ServerStatus(False, None, False, 0, "")
-        found = await self._status()
-        return ServerStatus(
-            found["alive"], found["exit_status"], found["lease_lapsed"], found["log_bytes"], found["log_tail"]
-        )
+        return answers.server_status(await self._status())
 
     # ── After ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -407,29 +368,24 @@ class SshSession:
         launch = self._launch
         if launch is None:
             return GoneReport(None, (), (), True, (), True, (), 0.0)
-        found = await self._host.call(
-            "stop",
-            nonce=launch.command.nonce,
-            grace_s=grace_s,
-            gpu_wait_s=GPU_WAIT_S,
-            gpu_slack_bytes=GPU_SLACK_BYTES,
-            patterns=SHARED_MEMORY,
-        )
-        self._lag = launch.lag.lag
+        try:
+            found = await self._host.call(
+                "stop",
+                nonce=launch.command.nonce,
+                grace_s=grace_s,
+                gpu_wait_s=GPU_WAIT_S,
+                gpu_slack_bytes=GPU_SLACK_BYTES,
+                patterns=SHARED_MEMORY,
+            )
+        finally:
+            # Whatever happened, nobody wants that server any more: if it still lives, its lease may lapse.
+            await launch.lease.stop()
         await self._let_go(launch)
-        return GoneReport(
-            exit_status=found["exit_status"],
-            killed_pids=tuple(found["killed_pids"]),
-            left_pids=tuple(found["left_pids"]),
-            port_free=found["port_free"],
-            gpu_memory_used_bytes=tuple(found["gpu_memory_used_bytes"]),
-            gpu_memory_back=found["gpu_memory_back"],
-            shared_memory_removed=tuple(found["shared_memory_removed"]),
-            took_s=found["took_s"],
-        )
+        return answers.gone_report(found)
 
     async def _let_go(self, launch: _Launch) -> None:
         self._launch = None
+        self._lag = launch.lag.lag
         await launch.lease.stop()
         if launch.client is not None:
             await launch.client.close()
@@ -439,35 +395,3 @@ class SshSession:
         if self._launch is not None:
             await self._let_go(self._launch)
         await self._host.close()
-
-
-def _of_workers(
-    processes: Sequence[Mapping[str, Any]], titles: tuple[str, ...], names: Sequence[str]
-) -> tuple[tuple[int, ...], dict[str, str], list[str]]:
-    """Pids of the processes whose environment decides, the variables they agree on, and what is wrong with that."""
-    titled = [row for row in processes if row["title"].startswith(titles)]
-    workers = [row for row in titled if row["env"] is not None]
-    if not workers:
-        found = f"{len(titled)} such processes hide it" if titled else "there is no such process"
-        return (), {}, [f"the environment of {' or '.join(titles)} cannot be read: {found}"]
-    agreed: dict[str, str] = {}
-    mismatches = []
-    for name in names:
-        values = {row["env"].get(name) for row in workers}
-        if len(values) > 1:
-            shown = ", ".join(f"pid {row['pid']}: {row['env'].get(name, 'unset')}" for row in workers)
-            mismatches.append(f"{name} differs among the server's processes ({shown})")
-        elif (value := values.pop()) is not None:
-            agreed[name] = value
-    return tuple(row["pid"] for row in workers), agreed, mismatches
-
-
-def _masked(info: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """The server's account of itself as text pairs, without secrets; long values are cut."""
-    pairs = []
-    for name, value in sorted(info.items()):
-        text = value if isinstance(value, str) else json.dumps(value)
-        if _SECRET_KEY.search(name) and value is not None:
-            text = "***"
-        pairs.append((name, _SECRET_TEXT.sub(r"\1\2***", text)[:2000]))
-    return tuple(pairs)

@@ -36,13 +36,8 @@ from tuner.host.remote.processes import (
     send_signal,
 )
 from tuner.host.remote.record import Record, RecordError, write_atomically
-from tuner.host.remote.stopping import (
-    Ended,
-    end_all,
-    remove_shared_memory,
-    shared_memory,
-    shared_memory_in_use,
-)
+from tuner.host.remote.shared_memory import remove_shared_memory, shared_memory
+from tuner.host.remote.stopping import Ended, end_all
 
 _START_LIMIT_S = 20.0
 _TAIL_BYTES = 8192
@@ -119,7 +114,8 @@ class Agent:
         patterns: Sequence[str],
     ) -> dict[str, Any]:
         """Ends what is left of launches of ours, then looks at the port and the GPUs."""
-        stopped = [nonce for nonce in nonces if self._end_launch(nonce, 0.0, patterns)["found"]]
+        ended = {nonce: self._end_launch(nonce, 0.0, patterns) for nonce in nonces}
+        stopped = [nonce for nonce, end in ended.items() if end["found"]]
         used = gpus.memory_used_bytes()
         holders: list[str] = []
         if any(level > busy_bytes for level in used):
@@ -135,6 +131,7 @@ class Agent:
             "gpu_busy": any(level > busy_bytes for level in used),
             "gpu_holders": holders,
             "stopped": stopped,
+            "left_pids": [pid for end in ended.values() for pid in end["left"]],
         }
 
     def op_start(
@@ -157,6 +154,7 @@ class Agent:
                 return {"identity": None, "port_holder": holder}
             before = {
                 "gpu_memory_used_bytes": list(gpu_memory_used_bytes),
+                "patterns": list(patterns),
                 "shared_memory": shared_memory(patterns),
                 "port": port,
             }
@@ -273,11 +271,10 @@ class Agent:
         record.close()
         left = own(record.marks)
         found = bool(left) or bool(_supervisors(record.marks))
-        seen = shared_memory_in_use([process.pid for process in left])
+        names = record.attribute_shared_memory([process.pid for process in left])
         ended = end_all(lambda: record.marks, grace_s)
         ended = _end_supervisor(record, ended)
-        before = _before(record)
-        removed = remove_shared_memory(patterns, before.get("shared_memory", {}), seen) if before else []
+        removed = remove_shared_memory(patterns, names)
         if not ended.left:
             remove_cgroup(record.marks.cgroup)
             with contextlib.suppress(OSError):
@@ -290,7 +287,7 @@ class Agent:
             "killed": list(ended.killed),
             "left": list(ended.left),
             "shared_memory_removed": removed,
-            "before": before,
+            "before": record.before,
         }
 
     def op_echo(self) -> dict[str, Any]:
@@ -309,14 +306,6 @@ def _find(nonce: str) -> Record:
     if record is None:
         raise RecordError(f"no record of launch {nonce} on this host")
     return record
-
-
-def _before(record: Record) -> dict[str, Any]:
-    try:
-        value: dict[str, Any] = json.loads((record.folder / "before.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return value
 
 
 def _status(record: Record, tail_bytes: int) -> dict[str, Any]:

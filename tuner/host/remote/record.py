@@ -21,9 +21,10 @@ import re
 import stat
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Sequence
 
 from tuner.host.remote.processes import Marks
+from tuner.host.remote.shared_memory import attributed_shared_memory
 
 NONCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{5,99}")
 KEPT_RECORDS = 200
@@ -176,6 +177,22 @@ class Record:
             return (self.folder / "lease").read_bytes()
         except OSError:
             return b""
+
+    @property
+    def before(self) -> dict[str, Any]:
+        """What the host was like before the start; empty if nothing was started."""
+        return read_json(self.folder / "before.json") or {}
+
+    def attribute_shared_memory(self, pids: Sequence[int]) -> dict[str, int]:
+        """Looks which names under /dev/shm the launch's processes use, and remembers them with their inodes."""
+        known = read_json(self.folder / "shared_memory.json") or {}
+        before = self.before
+        if not before:
+            return known
+        found = attributed_shared_memory(before["patterns"], before["shared_memory"], pids, known)
+        if found != known:
+            write_atomically(self.folder / "shared_memory.json", found)
+        return found
 
     @property
     def marks(self) -> Marks:

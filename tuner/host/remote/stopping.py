@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import fnmatch
-import os
 import signal
 import time
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Callable, Sequence
+from typing import Callable
 
 from tuner.host.remote.processes import Marks, Process, kill_cgroup, own, read_process, send_signal
 
@@ -19,7 +16,6 @@ _TERM_S = 4.0
 """How long those that are left get between TERM and KILL."""
 _KILL_LIMIT_S = 30.0
 """A process in the middle of a GPU driver's call ends when that returns."""
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory is
 
 
 @dataclass(frozen=True)
@@ -104,71 +100,3 @@ def _kill(look: Callable[[bool], list[Process]], cgroup: str) -> Ended:
         if left:
             time.sleep(_STEP_S)
     return Ended(tuple(sorted(killed)), tuple(sorted(process.pid for process in left)))
-
-
-def shared_memory(patterns: Sequence[str]) -> dict[str, int]:
-    """Names under /dev/shm that match and are this user's, with their inodes."""
-    found = {}
-    try:
-        entries = list(os.scandir(SHARED_MEMORY))
-    except OSError:
-        return {}
-    for entry in entries:
-        try:
-            status = entry.stat(follow_symlinks=False)
-        except OSError:
-            continue
-        if status.st_uid == os.geteuid() and any(fnmatch.fnmatchcase(entry.name, pattern) for pattern in patterns):
-            found[entry.name] = status.st_ino
-    return found
-
-
-def shared_memory_in_use(pids: Sequence[int]) -> set[str]:
-    """Names under /dev/shm that the processes have mapped or open."""
-    prefix = f"{SHARED_MEMORY}/"
-    names: set[str] = set()
-    for pid in pids:
-        folder = f"/proc/{pid}"
-        try:
-            with open(f"{folder}/maps", errors="replace") as file:
-                names |= {line.rstrip("\n").split(prefix, 1)[1] for line in file if prefix in line}
-            targets = [_target(f"{folder}/fd/{name}") for name in os.listdir(f"{folder}/fd")]
-            names |= {target[len(prefix) :] for target in targets if target.startswith(prefix)}
-        except OSError:
-            continue
-    return {name[: -len(" (deleted)")] if name.endswith(" (deleted)") else name for name in names}
-
-
-def _target(link: str) -> str:
-    try:
-        return os.readlink(link)
-    except OSError:
-        return ""
-
-
-def remove_shared_memory(patterns: Sequence[str], before: dict[str, int], seen: set[str]) -> list[str]:
-    """Removes what a launch left under /dev/shm.
-
-    Removed is what matches a pattern, is this user's, was not there before the start and is in use by no process; and
-    either was in use by the launch itself, or is of a kind that no living process uses: another server of the same
-    user hands such segments from process to process, and between two hands nobody holds them.
-
-    Args:
-        before: names and inodes at the start.
-        seen: names that the launch's processes were using before they were stopped.
-    """
-    found = {name for name, inode in shared_memory(patterns).items() if before.get(name) != inode}
-    if not found:
-        return []
-    in_use = shared_memory_in_use([int(name) for name in os.listdir("/proc") if name.isdigit()])
-    kinds_in_use = {pattern for pattern in patterns for name in in_use if fnmatch.fnmatchcase(name, pattern)}
-    removed = []
-    for name in sorted(found - in_use):
-        if name not in seen and any(fnmatch.fnmatchcase(name, pattern) for pattern in kinds_in_use):
-            continue
-        try:
-            os.unlink(SHARED_MEMORY / name)
-            removed.append(name)
-        except OSError:
-            continue
-    return removed

@@ -45,9 +45,9 @@ _HANDLED = (
     *(signal.SIGPIPE, signal.SIGXFSZ),
 )
 """Signals that are handled here, and those that Python ignores: the server gets the defaults."""
-_LOOK_AFTER_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+_LOOKS_S = (0.5, 0.5, 1.0, 2.0, *[4.0] * 30)
 _LOOK_EVERY_S = 15.0
-"""When processes are written down as seen: often while a server comes up, rarely while it is measured."""
+"""Pauses between looks at what is ours: short while a server comes up, long while it is measured."""
 
 
 def main(folder: str) -> None:
@@ -157,7 +157,7 @@ class Supervisor:
         step_s = min(1.0, max(0.05, lease_s / 20))
         started = renewed = _now()
         lease = self._record.lease
-        looks = list(_LOOK_AFTER_S)
+        looks = list(_LOOKS_S)
         next_look = started + looks.pop(0)
         exited = False
         while True:
@@ -169,6 +169,7 @@ class Supervisor:
             if self._terminated or now - renewed > lease_s:
                 if not self._terminated:
                     (self._record.folder / "lapsed").touch(mode=0o600)
+                self._look()
                 self._end(float(spec["lease_grace_s"]))
             if not exited and self._server_exited():
                 exited = True
@@ -228,8 +229,10 @@ class Supervisor:
                     continue
 
     def _look(self) -> None:
-        """Writes down which processes are ours, for the case that this process is killed."""
-        found = keys(own(self._record.marks, environ=False))
+        """Writes down which processes are ours, for the case that this one is killed, and what memory they share."""
+        processes = own(self._record.marks, environ=False)
+        self._record.attribute_shared_memory([process.pid for process in processes])
+        found = keys(processes)
         if found != self._seen:
             self._seen = found
             write_atomically(self._record.folder / "seen.json", {"processes": found})
