@@ -56,6 +56,9 @@ class SmallEngine:
     def nonce_in(self, path: str, body: str) -> str:
         return body.strip()
 
+    def window_problems(self, server_info: Mapping[str, Any]) -> tuple[str, ...]:
+        return ()
+
     def nccl_evidence(self, log: str) -> tuple[str, ...]:
         return tuple(line for line in log.splitlines() if line.startswith("NCCL"))
 

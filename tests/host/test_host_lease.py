@@ -96,6 +96,18 @@ async def test_a_launch_whose_record_was_removed_is_found_by_its_environment(
         assert not alive(pid) and not alive(supervisor)
 
 
+async def test_a_supervisor_without_its_record_ends_all_the_same(
+    address: HostAddress, sshd: Sshd, nonce: str, port: int, tmp_path: Path
+) -> None:
+    pids_file = tmp_path / "pids"
+    lease_s = 1.0
+    hidden = ("--escapees", "1", "--retitled", "1", "--workers", "1", "--child-session")
+    with killed_driver(address, nonce, port, lease_s, *hidden, "--pids", str(pids_file)):
+        pids = [*json.loads(pids_file.read_text()), supervisor_of(sshd, nonce)]
+        shutil.rmtree(sshd.records / nonce)
+        await until(lambda: not any(map(alive, pids)), lease_s + LEASE_GRACE_S + 8)
+
+
 async def test_a_renewed_lease_does_not_lapse(
     make_session: MakeSession, spec: EngineSpec, nonce: str, port: int
 ) -> None:

@@ -161,10 +161,10 @@ class Agent:
             write_atomically(record.folder / "before.json", before)
             write_atomically(record.folder / "launch.json", dict(supervisor, argv=list(argv), env=env))
             record.renew()
-            self._spawn_supervisor(record)
+            return {"identity": self._wait_for_identity(record, self._spawn_supervisor(record)), "port_holder": ""}
         return {"identity": self._wait_for_identity(record), "port_holder": ""}
 
-    def _spawn_supervisor(self, record: Record) -> None:
+    def _spawn_supervisor(self, record: Record) -> subprocess.Popen[bytes]:
         environment = dict(os.environ)
         environment.pop(NONCE_VARIABLE, None)
         environment[SUPERVISES_VARIABLE] = record.nonce
@@ -184,18 +184,20 @@ class Agent:
         assert process.stdin is not None
         process.stdin.write(self._source)
         process.stdin.close()
-        threading.Thread(target=process.wait, daemon=True).start()
+        threading.Thread(target=process.wait, daemon=True).start()  # reaps it
+        return process
 
     @staticmethod
-    def _wait_for_identity(record: Record) -> dict[str, Any]:
+    def _wait_for_identity(record: Record, supervisor: subprocess.Popen[bytes] | None = None) -> dict[str, Any]:
         deadline = time.monotonic() + _START_LIMIT_S
         while True:
+            dead = supervisor is not None and supervisor.returncode is not None
             identity = record.identity
             if identity is not None:
                 return identity
             if record.closed:
                 raise RecordError(f"launch {record.nonce} was stopped before it started")
-            if record.ended or time.monotonic() > deadline:
+            if dead or record.ended or time.monotonic() > deadline:
                 try:
                     why = (record.folder / "supervisor.err").read_text()[-2000:]
                 except OSError:

@@ -13,8 +13,11 @@ import fcntl
 import os
 import select
 import signal
+import sys
 import threading
 import time
+import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from tuner.host.remote.log import LogWriter
 from tuner.host.remote.processes import (
     NONCE_VARIABLE,
     SUPERVISES_VARIABLE,
+    Marks,
     boot_id,
     keys,
     make_cgroup,
@@ -48,6 +52,8 @@ _HANDLED = (
 _LOOKS_S = (0.5, 0.5, 1.0, 2.0, *[4.0] * 30)
 _LOOK_EVERY_S = 15.0
 """Pauses between looks at what is ours: short while a server comes up, long while it is measured."""
+_SEARCH_EVERY_S = 0.1
+"""How often a launch whose server has ended is searched for what is left of it."""
 
 
 def main(folder: str) -> None:
@@ -65,7 +71,9 @@ class Supervisor:
         self._server = -1
         self._output = -1
         self._log: LogWriter | None = None
-        self._seen: tuple[tuple[int, int], ...] = ()
+        me = read_process(os.getpid())
+        # Kept here as well: whatever becomes of the record, this process must find its own.
+        self._marks = Marks(record.nonce, boot_id(), pid_namespace(), supervisor=me.key if me else None)
 
     def run(self) -> None:
         """Starts the server and stays until everything of it is gone."""
@@ -78,36 +86,45 @@ class Supervisor:
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
-        cgroup = self._introduce()
+        self._introduce()
         spec = self._read_spec()
         if not self._record.closed and spec is not None:
             self._log = LogWriter(self._record.folder / "log", spec["segment_bytes"], spec["kept_segments"])
-            self._start(spec, cgroup)
-            self._watch(spec, wake_read)
+            self._start(spec)
+            try:
+                self._watch(spec, wake_read)
+            except Exception:  # a fault here must not set a server free
+                traceback.print_exc()
+                self._end(float(spec["lease_grace_s"]))
             self._drain()
-            os.waitpid(self._server, 0)
-        remove_cgroup(cgroup)
-        write_atomically(self._record.folder / "ended.json", {"boot_id": boot_id()})
+        remove_cgroup(self._marks.cgroup)
+        self._write("ended.json", {"boot_id": boot_id()})
+
+    def _write(self, name: str, value: dict[str, Any]) -> None:
+        """Writes a part of the record. A full disk, or a record that somebody removed, does not stop the watch."""
+        try:
+            write_atomically(self._record.folder / name, value)
+        except OSError as error:
+            print(f"{name}: {error}", file=sys.stderr, flush=True)
 
     def _on_term(self, *_: Any) -> None:
         """The host shuts down, or a person wants us gone: the server goes first."""
         self._terminated = True
 
-    def _introduce(self) -> str:
-        """Writes who the supervisor is; returns the launch's cgroup."""
-        me = read_process(os.getpid())
-        cgroup = make_cgroup(self._record.nonce)
-        write_atomically(
-            self._record.folder / "supervisor.json",
+    def _introduce(self) -> None:
+        """Makes the launch's cgroup and writes who the supervisor is."""
+        self._marks = replace(self._marks, cgroup=make_cgroup(self._record.nonce))
+        pid, start_ticks = self._marks.supervisor or (os.getpid(), 0)
+        self._write(
+            "supervisor.json",
             {
-                "pid": os.getpid(),
-                "start_ticks": me.start_ticks if me else 0,
-                "boot_id": boot_id(),
-                "pid_namespace": pid_namespace(),
-                "cgroup": cgroup,
+                "pid": pid,
+                "start_ticks": start_ticks,
+                "boot_id": self._marks.boot_id,
+                "pid_namespace": self._marks.pid_namespace,
+                "cgroup": self._marks.cgroup,
             },
         )
-        return cgroup
 
     def _read_spec(self) -> dict[str, Any] | None:
         path = self._record.folder / "launch.json"
@@ -116,7 +133,7 @@ class Supervisor:
             path.unlink()  # it holds the environment, secrets included
         return spec
 
-    def _start(self, spec: dict[str, Any], cgroup: str) -> None:
+    def _start(self, spec: dict[str, Any]) -> None:
         """Starts the server; its identity is on disk before it runs."""
         output, server_output = os.pipe2(os.O_CLOEXEC)
         with contextlib.suppress(OSError):
@@ -129,19 +146,21 @@ class Supervisor:
         pid = os.fork()
         if pid == 0:
             os.close(gate_write)
-            _become_server(spec["argv"], environment, cgroup, gate, server_output)
+            _become_server(spec["argv"], environment, self._marks.cgroup, gate, server_output)
         os.close(gate)
         os.close(server_output)
         self._server, self._output = pid, output
         row = read_process(pid)
+        self._marks = replace(self._marks, server=(pid, row.start_ticks if row else 0))
+        # Without this record no server: an error here ends us, and the child with us.
         write_atomically(
             self._record.folder / "identity.json",
             {
                 "nonce": self._record.nonce,
                 "pid": pid,
                 "start_ticks": row.start_ticks if row else 0,
-                "boot_id": boot_id(),
-                "cgroup": cgroup,
+                "boot_id": self._marks.boot_id,
+                "cgroup": self._marks.cgroup,
                 "log_path": str(self._record.folder / "log"),
             },
         )
@@ -158,7 +177,7 @@ class Supervisor:
         started = renewed = _now()
         lease = self._record.lease
         looks = list(_LOOKS_S)
-        next_look = started + looks.pop(0)
+        next_look, next_search = started + looks.pop(0), started
         exited = False
         while True:
             self._copy_output(wake, 0.05 if exited else step_s)
@@ -168,14 +187,15 @@ class Supervisor:
                 lease, renewed = text, now
             if self._terminated or now - renewed > lease_s:
                 if not self._terminated:
-                    (self._record.folder / "lapsed").touch(mode=0o600)
+                    self._write("lapsed", {"silent_s": now - renewed})
                 self._look()
                 self._end(float(spec["lease_grace_s"]))
-            if not exited and self._server_exited():
-                exited = True
+            exited = exited or self._server_exited()
             self._reap_orphans()
-            if exited and not own(self._record.marks, environ=True):
-                return
+            if exited and now >= next_search:
+                if not own(self._marks, environ=False) and not own(self._marks, environ=True):
+                    return
+                next_search = now + _SEARCH_EVERY_S
             if now >= next_look:
                 self._look()
                 next_look = now + (looks.pop(0) if looks else _LOOK_EVERY_S)
@@ -213,7 +233,7 @@ class Supervisor:
         if result is None:
             return False
         status = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
-        write_atomically(self._record.folder / "exit.json", {"exit_status": status})
+        self._write("exit.json", {"exit_status": status})
         return True
 
     def _reap_orphans(self) -> None:
@@ -230,12 +250,13 @@ class Supervisor:
 
     def _look(self) -> None:
         """Writes down which processes are ours, for the case that this one is killed, and what memory they share."""
-        processes = own(self._record.marks, environ=False)
-        self._record.attribute_shared_memory([process.pid for process in processes])
+        processes = own(self._marks, environ=False)
+        with contextlib.suppress(OSError):
+            self._record.attribute_shared_memory([process.pid for process in processes])
         found = keys(processes)
-        if found != self._seen:
-            self._seen = found
-            write_atomically(self._record.folder / "seen.json", {"processes": found})
+        if found != self._marks.seen:
+            self._marks = replace(self._marks, seen=found)
+            self._write("seen.json", {"processes": found})
 
     def _end(self, grace_s: float) -> None:
         """Ends everything of the launch, while its output is still copied by a thread."""
@@ -249,7 +270,7 @@ class Supervisor:
         copier = threading.Thread(target=copy)
         copier.start()
         try:
-            end_all(lambda: self._record.marks, grace_s)
+            end_all(lambda: self._marks, grace_s)
         finally:
             done.set()
             copier.join()
