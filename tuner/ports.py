@@ -223,6 +223,14 @@ class Engine(Protocol):
         """
         ...
 
+    def window_problems(self, server_info: Mapping[str, Any]) -> tuple[str, ...]:
+        """What a server's own account, read just after a window, says against using it; empty if nothing.
+
+        Args:
+            server_info: the JSON of `server_info_path`.
+        """
+        ...
+
     def nccl_evidence(self, log: str) -> tuple[str, ...]:
         """The log's lines in which NCCL says what it took, each once."""
         ...

@@ -229,7 +229,7 @@ def _problems(study: _Study) -> Iterator[_Problem]:
     yield from _twice("hosts", [host.name for host in study.hosts])
     yield from _twice("stages", [stage.name for stage in study.stages])
     for index, host in enumerate(study.hosts):
-        extra = sorted(host.model_fields_set - {"name", "simulated"})
+        extra = sorted(host.model_fields_set - {"name", "simulated", "server_port"})
         if host.simulated is not None and extra:
             yield (
                 ("hosts", index, extra[0]),

@@ -35,6 +35,10 @@ from tuner.values.launch import LaunchBase, LaunchCommand, Phase
 _TUNABLE_ENV = frozenset({*nccl.TUNABLE, *tables.TUNABLE_ENV})
 
 
+LATE_LIMIT = 0.001
+"""Lateness of its last token, relative to a window, from which on a stand-in's window is not its model's."""
+
+
 @dataclass(frozen=True)
 class SGLang:
     """SGLang, started as ``python3 -m sglang.launch_server`` or ``sglang serve``, 0.5.6 or newer."""
@@ -197,6 +201,17 @@ class SGLang:
             if (names is None or name in names or name in tables.OWN_ARGS) and name not in _RENAMED:
                 found += _info_mismatches(name, words, server_info)
         return tuple(found)
+
+    def window_problems(self, server_info: Mapping[str, Any]) -> tuple[str, ...]:
+        """See `tuner.ports.Engine`: a server that reports its own lateness was not as quick as it says it is."""
+        states = server_info.get("internal_states")
+        reports = [state.get("simulated_lateness") for state in states or () if isinstance(state, Mapping)]
+        late = max(
+            (float(report.get("late_fraction", 0)) for report in reports if isinstance(report, Mapping)), default=0
+        )
+        if late <= LATE_LIMIT:
+            return ()
+        return (f"the server's tokens left {late:.2%} later than its model says; the machine is too busy for it",)
 
     def nccl_evidence(self, log: str) -> tuple[str, ...]:
         """Lines of the log in which NCCL says what it took; see `tuner.ports.Engine.nccl_evidence`."""

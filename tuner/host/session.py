@@ -14,7 +14,7 @@ from tuner.errors import ForeignServer, HostLost, HostRefused, LaunchFailed
 from tuner.host import answers
 from tuner.host.connection import HostConnection, LeaseKeeper
 from tuner.host.lag import TunnelLagProbe
-from tuner.host.link import AgentError, AgentLink
+from tuner.host.link import AgentError, AgentLink, LinkLost
 from tuner.load.client import LoadClient
 from tuner.ports import Engine
 from tuner.values.failure import Failure, FailureClass, Fault
@@ -298,13 +298,26 @@ class SshSession:
         phase = Phase.WARM_UP if index < 0 else Phase.MEASURE
         for attempt in range(_WINDOW_TRIES):
             asked = index if attempt == 0 else abs(index) + _RETRY_INDEX * attempt
-            link, window = await self._window(workload, asked, phase)
+            try:
+                link, window = await self._window(workload, asked, phase)
+            except LinkLost:
+                continue
             if any(request.error for request in window.requests):
                 if link.broken:
                     continue
                 await self._after_errors(workload, window, phase)
-            return dataclasses.replace(window, index=index)
+            late = await self._window_problems(self._under_way.command.port)
+            return dataclasses.replace(window, index=index, invalid=window.invalid + late)
         raise HostLost(self._name, f"the SSH connection broke in each of {_WINDOW_TRIES} windows")
+
+    async def _window_problems(self, port: int) -> tuple[str, ...]:
+        """What the server itself says against the window that just ended."""
+        answer = await self._host.call("get", port=port, path=self._engine.server_info_path, timeout_s=_INFO_LIMIT_S)
+        try:
+            info = json.loads(answer["body"] or "null")
+        except ValueError:
+            return ()
+        return self._engine.window_problems(info) if isinstance(info, dict) else ()
 
     async def _window(self, workload: Workload, index: int, phase: Phase) -> tuple[AgentLink, Window]:
         launch = self._under_way

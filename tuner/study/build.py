@@ -60,6 +60,7 @@ async def open_rack(
     engine = engine_named(spec.engine.name)
     base = secrets.resolve_launch(spec.engine.launch, environment)
     hidden = secrets.secret_values(spec, environment)
+    store.mask = lambda text: secrets.mask(text, hidden)
     cluster = Cluster(ray_address)
     addresses = asyncio.gather(*(address_of(host) for host in spec.hosts))
     async with cluster:
@@ -77,7 +78,7 @@ async def open_rack(
                     if report.stopped_nonces:
                         progress.say(f"{name}: stopped {len(report.stopped_nonces)} server(s) that we had left there")
                 journal = HostJournal(
-                    lambda launch: LaunchJournal(store, launch, mask=lambda text: secrets.mask(text, hidden)),
+                    lambda launch: LaunchJournal(store, launch),
                     on_phase=lambda phase, name=name: progress.phase(name, phase),  # type: ignore[misc]
                 )
                 target = EngineTarget(name, step, engine, spec.engine, base, host.port, journal)
