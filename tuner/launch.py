@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from tuner.errors import HostRefused, LaunchFailed
+from tuner.errors import HostRefused, LaunchFailed, TunerError
 from tuner.load.metrics import measurement
 from tuner.ports import Engine, HostSteps, Journal
 from tuner.values.configuration import Configuration
@@ -18,6 +19,7 @@ from tuner.values.workload import Workload
 
 T = TypeVar("T")
 
+STAGE_INTERVAL_S = 1.0
 EXTRA_WINDOWS = 2
 """Windows that a launch may repeat because they were invalid, before it is given up as unmeasurable."""
 
@@ -34,6 +36,7 @@ class EngineTarget:
         port: the server's HTTP port; ``None``: a free one for each launch.
         journal: where each phase is stored before it begins.
         unproven: nonces of earlier launches whose end was not seen: stopped before the next start.
+        on_stage: told what a starting server is doing, such as ``weights 25 %``, for live progress.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class EngineTarget:
         port: int | None,
         journal: Journal,
         unproven: Sequence[str] = (),
+        on_stage: Callable[[str], None] | None = None,
     ) -> None:
         self._host_name = host_name
         self._steps = steps
@@ -55,6 +59,7 @@ class EngineTarget:
         self._port = port
         self._journal = journal
         self._unproven = set(unproven)
+        self._on_stage = on_stage
 
     async def launch(self, configuration: Configuration) -> EngineServer:
         """Starts a server and returns when it serves with the configuration in effect.
@@ -86,7 +91,8 @@ class EngineTarget:
         await self._journal.record(command=command)
         await self._journal.record(identity=await self._steps.start(command))
         await self._journal.begin(Phase.READY)
-        await self._steps.wait_ready(self._spec.start_deadline_s, self._spec.no_progress_s)
+        async with self._telling_stages():
+            await self._steps.wait_ready(self._spec.start_deadline_s, self._spec.no_progress_s)
         await self._journal.begin(Phase.TOOK_EFFECT)
         names = [name for name, _ in (*configuration.env, *configuration.args)]
         effect = await self._steps.took_effect(command, names)
@@ -100,6 +106,24 @@ class EngineTarget:
                     "The engine rewrote the setting or never read it: take it out of the space.",
                 )
             )
+
+    @contextlib.asynccontextmanager
+    async def _telling_stages(self) -> AsyncIterator[None]:
+        """Tells `on_stage` what the server's log says while the block runs. Errors are the block's to find."""
+
+        async def tell(on_stage: Callable[[str], None]) -> None:
+            with contextlib.suppress(TunerError):
+                while True:
+                    await asyncio.sleep(STAGE_INTERVAL_S)
+                    on_stage(self._engine.stage_of((await self._steps.status()).log_tail))
+
+        task = asyncio.ensure_future(tell(self._on_stage)) if self._on_stage is not None else None
+        try:
+            yield
+        finally:
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
 
     def proven_gone(self, report: GoneReport) -> None:
         """Takes note of how a stop ended.

@@ -37,6 +37,7 @@ class SurfaceHost:
         seed: of the noise.
         before: told the name of each step before it is done; may raise, or end the process, to play a fault.
         facts: what preflight finds.
+        lag: of its port-forward.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class SurfaceHost:
         seed: int = 0,
         before: Callable[[str], None] = lambda _: None,
         facts: HostFacts | None = None,
+        lag: TunnelLag | None = None,
     ) -> None:
         self._surface = surface
         self._launch_cv = launch_cv
@@ -55,6 +57,7 @@ class SurfaceHost:
         self._random = random.Random(seed)  # noqa: S311
         self._before = before
         self._facts = facts or two_gpus("double")
+        self._lag = lag
         self._command: LaunchCommand | None = None
         self._factor = 1.0
         self.launches: list[LaunchCommand] = []
@@ -103,7 +106,7 @@ class SurfaceHost:
 
     async def tunnel_lag(self) -> TunnelLag | None:
         """See `tuner.ports.HostSteps`."""
-        return None
+        return self._lag
 
     async def status(self) -> ServerStatus:
         """See `tuner.ports.HostSteps`."""

@@ -36,7 +36,10 @@ def check_clean_end(directory: Path, name: str, launches: int) -> None:
     assert counts.under_way == 0
     assert counts.spent <= launches
     trials = optuna.load_study(study_name=f"{name}/1-baseline", storage=database(directory)).trials
-    assert {trial.state.name for trial in trials} == {"COMPLETE"}
+    assert {trial.state.name for trial in trials} <= {
+        "COMPLETE",
+        "WAITING",
+    }  # what was to be tried first may still wait
     assert [trial.number for trial in trials] == list(range(len(trials)))
     for nonce in nonces:
         assert gone(nonce, 0.0), f"a server of launch {nonce} is still there"

@@ -27,6 +27,7 @@ from tuner.testing import SurfaceHost, two_gpus
 from tuner.values.failure import Failure, FailureClass
 from tuner.values.host import HostAddress
 from tuner.values.launch import LaunchBase, LaunchCommand
+from tuner.values.measurement import TunnelLag
 from tuner.values.study import Budget, EngineSpec, HostSpec, StageSpec, StudySpec
 from tuner.values.workload import Workload
 
@@ -70,6 +71,7 @@ class Bench:
     spec: StudySpec
     surface: Callable[[LaunchCommand], float | Failure] = proto_matters
     launch_cv: float = 0.0
+    lag: TunnelLag | None = None
     before: Callable[[str, str], None] = lambda host, step: None
     hosts: dict[str, SurfaceHost] = field(default_factory=dict)
     seconds_left: Callable[[], float | None] = lambda: None
@@ -127,6 +129,7 @@ class Bench:
             launch_cv=self.launch_cv,
             seed=len(store.launches(study_id)),
             before=lambda step: self.before(name, step),
+            lag=self.lag,
         )
         self.hosts[name] = steps
         journal = HostJournal(lambda launch: LaunchJournal(store, launch))

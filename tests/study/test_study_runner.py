@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from study_double import Bench, proto_matters, spec, url
 
-from tuner.errors import BudgetSpent, ForeignServer, HostLost, HostRefused
+from tuner.errors import BudgetSpent, ForeignServer, HostLost, HostRefused, InputError
 from tuner.store.rows import Outcome
 from tuner.study.result import StageResult
 from tuner.study.runner import ControlFailed
@@ -18,6 +18,7 @@ from tuner.study.verdict import Claim
 from tuner.values.configuration import Configuration
 from tuner.values.failure import Failure, FailureClass
 from tuner.values.launch import LaunchCommand, Role
+from tuner.values.measurement import TunnelLag
 from tuner.values.study import Budget
 
 LL = Configuration.of(env={"NCCL_PROTO": "LL"})
@@ -226,3 +227,15 @@ async def test_the_budget_in_hours_ends_the_search_and_leaves_time_to_confirm(tm
     await bench.run()
     with bench.store() as store:
         assert store.counts(1).spent <= 1
+
+
+async def test_a_latency_bound_finer_than_the_tunnel_is_refused(tmp_path: Path) -> None:
+    study = spec()
+    stage = replace(study.stages[0], objective="metric: output_tok_s\nconstraints: ['itl_p99_s <= 0.03']\n")
+    bench = Bench(url(tmp_path), replace(study, stages=(stage,)), lag=TunnelLag(0.001, 0.008, 500))
+    with pytest.raises(InputError, match=r"30 ms.* 8 ms at p99 .*at least 0\.04 s"):
+        await bench.run()
+    with bench.store() as store:
+        assert store.counts(1).measured == 1  # told after the first launch, whose measurement is kept
+    bench.lag = TunnelLag(0.001, 0.005, 500)
+    assert (await bench.run()).claim is Claim.FASTER

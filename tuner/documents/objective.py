@@ -55,6 +55,18 @@ class Objective:
         values = {**metrics, BASELINE: baseline}
         return tuple(parse_comparison(rule, _names()).violation(values) for rule in self.constraints)
 
+    def latency_bounds(self) -> tuple[tuple[str, float], ...]:
+        """(constraint, seconds) for each constraint that bounds a latency from above by a number."""
+        bounds = []
+        for rule in self.constraints:
+            comparison = parse_comparison(rule, _names())
+            used = comparison.names
+            if used and all(name in METRICS and METRICS[name].unit == "s" for name in used):
+                bound = -comparison.violation(dict.fromkeys(used, 0.0))
+                if bound > 0:
+                    bounds.append((rule, bound))
+        return tuple(bounds)
+
 
 class _Document(Document):
     """The file. Defaults: the metric's own direction, no constraints, a margin of one percent."""

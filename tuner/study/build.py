@@ -23,6 +23,7 @@ from tuner.study.progress import Progress
 from tuner.study.recovery import unproven
 from tuner.study.runner import Worker
 from tuner.values.host import HostAddress, HostFacts
+from tuner.values.launch import Phase
 from tuner.values.study import HostSpec
 
 
@@ -81,7 +82,16 @@ async def open_rack(
                     lambda launch: LaunchJournal(store, launch),
                     on_phase=lambda phase, name=name: progress.phase(name, phase),  # type: ignore[misc]
                 )
-                target = EngineTarget(name, step, engine, spec.engine, base, host.port, journal)
+                target = EngineTarget(
+                    name,
+                    step,
+                    engine,
+                    spec.engine,
+                    base,
+                    host.port,
+                    journal,
+                    on_stage=lambda stage, name=name: progress.phase(name, Phase.READY, stage),  # type: ignore[misc]
+                )
                 workers.append(Worker(name, target, journal, found))
             yield Rack(tuple(workers), engine, facts[0])
         finally:

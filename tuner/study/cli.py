@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +27,6 @@ from tuner.errors import (
     InputError,
     SpecificationChanged,
     StoreError,
-    TunerError,
 )
 from tuner.search.search import Search
 from tuner.shipped import shipped_file
@@ -37,7 +36,7 @@ from tuner.store.rows import StoredStudy
 from tuner.store.store import Store
 from tuner.study.build import Rack, open_rack
 from tuner.study.dry_run import dry_run
-from tuner.study.options import DEFAULT_STORAGE, Options, parse
+from tuner.study.options import DEFAULT_STORAGE, Options
 from tuner.study.progress import LiveProgress, PlainProgress, Progress
 from tuner.study.recovery import settle
 from tuner.study.report import Report, markdown, show
@@ -50,9 +49,8 @@ from tuner.values.study import StageSpec, StudySpec
 EXIT_OK, EXIT_INPUT, EXIT_STOPPED, EXIT_INFEASIBLE, EXIT_INTERRUPTED = 0, 2, 3, 4, 130
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def command(options: Options) -> int:
     """Runs the command; returns its exit status. Results go to stdout, everything else to stderr."""
-    options = parse(argv)
     errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
         return asyncio.run(run(options, os.environ))
@@ -74,7 +72,7 @@ async def run(options: Options, environment: Mapping[str, str]) -> int:
     """Loads, decides whether to start, resume or only print, and runs.
 
     Raises:
-        TunerError: as `main` maps them to exit statuses.
+        TunerError: as `command` maps them to exit statuses.
     """
     out = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 160)
     if options.resume is None:
@@ -278,7 +276,6 @@ def report_of(store: Store, study: StoredStudy, index: int, result: StageResult)
         launches=store.launches(study.id, stage.name),
         command=winner.command(result.configuration),
         storage=store.url,
-        optuna_study=optuna_name(study.name, index, stage),
     )
 
 
@@ -330,6 +327,3 @@ def stop_on_signals(progress: Progress) -> Iterator[None]:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
-
-
-__all__ = ["TunerError", "main"]

@@ -167,8 +167,9 @@ class LiveProgress:
         """See `Progress`."""
         if host in self._lines:
             line = self._lines[host]
-            line.phase = f"{phase.value} {detail}".strip()
-            line.since = self._clock()
+            if not line.phase.startswith(phase.value):
+                line.since = self._clock()
+            line.phase = f"{phase.value}: {detail}" if detail else phase.value
 
     def ended(self, label: LaunchLabel, outcome: str, standing: Standing) -> None:
         """See `Progress`."""

@@ -31,7 +31,6 @@ class Report:
         launches: of this stage, all roles.
         command: the winner's launch, ready to paste; the control's when nothing is faster.
         storage: the database's URL, password masked.
-        search_seconds: wall-clock seconds spent in launches.
     """
 
     study: str
@@ -41,7 +40,6 @@ class Report:
     launches: tuple[StoredLaunch, ...]
     command: str
     storage: str
-    optuna_study: str
 
 
 def show(report: Report, console: Console) -> None:

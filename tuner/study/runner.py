@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from tuner.documents.objective import Objective
-from tuner.errors import ForeignServer, HostLost, HostRefused, LaunchFailed, TunerError
+from tuner.errors import ForeignServer, HostLost, HostRefused, InputError, LaunchFailed, TunerError
 from tuner.launch import finish
 from tuner.ports import Server, Target
 from tuner.search.search import Proposal, Search
@@ -27,9 +27,11 @@ from tuner.values.configuration import Configuration
 from tuner.values.failure import Failure, Fault
 from tuner.values.host import HostFacts
 from tuner.values.launch import Role
-from tuner.values.measurement import Measurement
+from tuner.values.measurement import Measurement, TunnelLag
 from tuner.values.study import StageSpec
 
+LAG_FACTOR = 5
+"""A latency constraint must be this many times coarser than the lag of the port-forward that it is measured through."""
 NO_LAUNCH_LIMIT = 50
 """Proposals in a row that cost no launch (rules broken, measured before) after which the space counts as searched."""
 
@@ -410,6 +412,8 @@ class StageRunner:
         ending = await self._ending(worker, job, begun)
         row = self._store.end_launch(begun.id, measurement=ending.measurement, failure=ending.failure)
         self._progress.ended(label, self._words(ending), self._standing())
+        if ending.measurement is not None and ending.measurement.tunnel_lag is not None:
+            check_lag(self._objective, worker.name, ending.measurement.tunnel_lag)
         return row
 
     async def _ending(self, worker: Worker, job: Job, begun: StoredLaunch) -> Ending:
@@ -474,6 +478,25 @@ class StageRunner:
             unit=self._objective.unit,
             seconds_left=None if each is None else each * stage_left / len(self._workers),
         )
+
+
+def check_lag(objective: Objective, host: str, lag: TunnelLag) -> None:
+    """Refuses a latency constraint that the way through SSH cannot resolve.
+
+    Raises:
+        InputError: a bound is finer than `LAG_FACTOR` times the port-forward's lag.
+    """
+    least = LAG_FACTOR * lag.p99_s
+    problems = [
+        f"{objective.name}: constraint {rule!r} asks for {bound * 1e3:.3g} ms, but host {host} is reached through an SSH "
+        f"port-forward whose own lag is {lag.p99_s * 1e3:.3g} ms at p99 (n = {lag.samples}); nothing finer than "
+        f"{LAG_FACTOR} times that can be told. Ask for at least {least:.3g} s, or run the tuner nearer to the host, then give "
+        f"the same command with --accept-changes."
+        for rule, bound in objective.latency_bounds()
+        if bound < least
+    ]
+    if problems:
+        raise InputError(problems)
 
 
 async def stop_after_failure(server: Server) -> None:
