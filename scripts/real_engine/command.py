@@ -49,18 +49,17 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    # Taken both before and after the subcommand, whose own default must not overwrite what stood before it.
     shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     for each in (parser, shared):
-        default = {} if each is shared else {"default": ROOT / ".real-engine"}
-        each.add_argument("--folder", type=Path, help="where the engine is (default: .real-engine)", **default)
-        none = {} if each is shared else {"default": None}
+        each.add_argument("--folder", type=Path, help="where the engine is (default: .real-engine)")
         each.add_argument(
             "--torch-index",
             metavar="URL",
             help="package index with CPU builds of PyTorch; the usual index may give CUDA builds, which work and take "
             "several GB more",
-            **none,
         )
+    parser.set_defaults(folder=ROOT / ".real-engine")
     parser.set_defaults(do=_test)
     commands = parser.add_subparsers(title="subcommands", metavar="{install,serve,test}")
     install = commands.add_parser("install", parents=[shared], help="install it anew")
@@ -78,6 +77,7 @@ def _installed(options: argparse.Namespace) -> Installation:
     engine = Installation(options.folder.resolve())
     if not engine.complete:
         engine.install(options.torch_index)
+    engine.write_launch()
     return engine
 
 

@@ -29,6 +29,7 @@ class Installation:
     venv/           its virtual environment
     model/          the model
     installed.json  written last: what was installed, and the fingerprint of the recipe
+    launch.json     how it is launched: command, args, env, as in a study file
     """
 
     folder: Path
@@ -56,12 +57,27 @@ class Installation:
             return False
         return bool(record["recipe"] == fingerprint()) and self.python.exists()
 
+    @property
+    def command(self) -> list[str]:
+        """The words that start the server, before its arguments."""
+        return [str(self.python), "-m", "sglang.launch_server"]
+
+    @property
+    def arguments(self) -> dict[str, str | int | bool]:
+        """The server's arguments, ``True`` for a bare flag."""
+        return {"model-path": str(self.model), **recipe.ARGUMENTS}
+
     def argv(self, port: int) -> list[str]:
         """The command that serves the model on the loopback."""
-        words = [str(self.python), "-m", "sglang.launch_server", "--model-path", str(self.model)]
-        for name, value in recipe.ARGUMENTS.items():
+        words = self.command
+        for name, value in self.arguments.items():
             words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
         return [*words, "--host", "127.0.0.1", "--port", str(port)]
+
+    def write_launch(self) -> None:
+        """Writes how it is launched, for the tests and for study files."""
+        launch = {"command": self.command, "args": self.arguments, "env": recipe.ENVIRONMENT}
+        (self.folder / "launch.json").write_text(json.dumps(launch, indent=1) + "\n", encoding="utf-8")
 
     def install(self, torch_index: str | None = None) -> None:
         """Installs it anew, whatever is there.

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -112,6 +113,7 @@ class Application:
         return Starlette(
             routes=[Route(path, self._counted(path, handler), methods=methods) for path, handler, methods in routes],
             lifespan=lifespan,
+            exception_handlers={404: _absent, 405: _absent},
         )
 
     def _counted(self, path: str, handler: Handler) -> Handler:
@@ -189,7 +191,7 @@ class Application:
     async def flush_cache(self, request: Request) -> Response:
         """Empties the prefix cache, unless requests run."""
         flushed = (await self._frontend.call("flush"))["flushed"]
-        return PlainTextResponse(_FLUSHED, status_code=200 if flushed else 400)
+        return Response(_FLUSHED, status_code=200 if flushed else 400)
 
     async def abort_request(self, request: Request) -> Response:
         """Ends one request, or all."""
@@ -237,6 +239,8 @@ class Application:
     async def _openai(self, request: Request, *, chat: bool) -> Response:
         try:
             body = await _object(request)
+            if (missing := "messages" if chat else "prompt") not in body:
+                return _invalid(missing)
             prompt = prompt_of(body["messages"]) if chat else body["prompt"]
             ids = prompt if isinstance(prompt, list) else vocabulary.encode(prompt)
             text = None if isinstance(prompt, list) else prompt
@@ -250,6 +254,7 @@ class Application:
             model=body.get("model") or self._info.args["served_model_name"],
             options=body.get("stream_options"),
             cache_report=self._info.args["enable_cache_report"],
+            weight_version=self._info.args["weight_version"],
         )
         if body.get("stream"):
             return self._stream(pending, self._openai_events(pending, chunks))
@@ -311,6 +316,19 @@ async def _object(request: Request) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise ValueError("the body is not a JSON object")
     return body
+
+
+def _absent(request: Request, error: Exception) -> Response:
+    """No such path, or not by this method."""
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"detail": error.detail}, status_code=error.status_code)
+
+
+def _invalid(missing: str) -> Response:
+    """What the validation of an OpenAI request says of a field that is missing."""
+    errors = [{"type": "missing", "loc": ("body", missing), "msg": "Field required"}]
+    message = {"object": "error", "message": str(errors), "type": "Bad Request", "param": None, "code": 400}
+    return JSONResponse(message, status_code=400)
 
 
 def _refusal(message: str) -> Response:

@@ -40,10 +40,18 @@ class OpenAIChunks:
         model: name of the model as the request gives it.
         options: ``stream_options``.
         cache_report: ``--enable-cache-report``.
+        weight_version: ``--weight-version``.
     """
 
     def __init__(
-        self, pending: Pending, *, chat: bool, model: str, options: Mapping[str, Any] | None, cache_report: bool
+        self,
+        pending: Pending,
+        *,
+        chat: bool,
+        model: str,
+        options: Mapping[str, Any] | None,
+        cache_report: bool,
+        weight_version: str,
     ) -> None:
         self._pending = pending
         self._chat = chat
@@ -52,6 +60,7 @@ class OpenAIChunks:
         self._include = bool((options or {}).get("include_usage"))
         self._continuous = bool((options or {}).get("continuous_usage_stats"))
         self._cache_report = cache_report
+        self._weight_version = weight_version
         self._sent = 0
 
     def first(self) -> list[dict[str, Any]]:
@@ -94,14 +103,19 @@ class OpenAIChunks:
         else:
             content = {"text": self._pending.text}
         head = self._head("chat.completion" if self._chat else "text_completion")
-        return {**head, "choices": [self._choice(content, reason)], "usage": self.usage()}
+        return {
+            **head,
+            "choices": [self._choice(content, reason)],
+            "usage": self.usage(whole=True),
+            "metadata": {"weight_version": self._weight_version},
+        }
 
-    def usage(self) -> dict[str, Any]:
-        """Token counts so far."""
+    def usage(self, *, whole: bool = False) -> dict[str, Any]:
+        """Token counts so far, in a chunk or in a whole answer."""
         prompt, made = self._pending.prompt_tokens, self._pending.made
         usage: dict[str, Any] = {"prompt_tokens": prompt, "total_tokens": prompt + made, "completion_tokens": made}
         details = {"cached_tokens": self._pending.cached} if self._cache_report else None
-        if self._chat or details:
+        if whole or self._chat or details:
             usage["prompt_tokens_details"] = details
         return {**usage, "reasoning_tokens": 0}
 
@@ -115,6 +129,7 @@ class OpenAIChunks:
     def _chunk(self, content: dict[str, Any], reason: str | None) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         chunk: dict[str, Any] = {**self._head(kind), "choices": [self._choice(content, reason)]}
-        if self._continuous:
+        # A chat's opening and closing chunks carry no counts.
+        if self._continuous and not (self._chat and (reason is not None or "role" in content["delta"])):
             return {**chunk, "usage": self.usage()}
         return chunk if self._chat else {**chunk, "usage": None}

@@ -159,7 +159,7 @@ class ServerInfo:
                 "token_capacity_swa": None,
                 "graph": {**_NO_GRAPHS, self._phase: round(self.capacity.graph_gb, 3)},
             },
-            "startup_time": startup,
+            "startup_time": {name: value for name, value in startup.items() if name != "tokenizer_e2e"},
             "effective_max_running_requests_per_dp": self.capacity.running,
         }
         if "avg_spec_accept_length" in state:
