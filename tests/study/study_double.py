@@ -18,10 +18,12 @@ from tuner.space.load import load_space
 from tuner.store.journal import LaunchJournal
 from tuner.store.store import Store
 from tuner.study.journal import HostJournal
+from tuner.study.launcher import Worker
 from tuner.study.progress import PlainProgress
 from tuner.study.recovery import settle, unproven
 from tuner.study.result import StageResult
-from tuner.study.runner import StageRunner, Worker
+from tuner.study.runner import StageRunner
+from tuner.study.stage import Stage
 from tuner.study.winner import Winner
 from tuner.testing import SurfaceHost, two_gpus
 from tuner.values.failure import Failure, FailureClass
@@ -108,17 +110,12 @@ class Bench:
 
             with contextlib.closing(search):
                 return await StageRunner(
-                    store=store,
-                    study=study,
-                    stage=stage,
-                    launches=study.spec.budget.launches,
-                    search=search,
-                    objective=objective,
-                    workers=workers,
-                    progress=PlainProgress(self.out),
+                    Stage(store, study, stage, objective, study.spec.budget.launches, self.seconds_left),
+                    search,
+                    workers,
+                    PlainProgress(self.out),
                     vet=winner.refused,
                     simplify=winner.simplified,
-                    seconds_left=self.seconds_left,
                     pause=no_pause,
                 ).run()
 

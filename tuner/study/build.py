@@ -19,9 +19,9 @@ from tuner.store.journal import LaunchJournal
 from tuner.store.rows import StoredStudy
 from tuner.store.store import Store
 from tuner.study.journal import HostJournal
+from tuner.study.launcher import Worker
 from tuner.study.progress import Progress
 from tuner.study.recovery import unproven
-from tuner.study.runner import Worker
 from tuner.values.host import HostAddress, HostFacts
 from tuner.values.launch import Phase
 from tuner.values.study import HostSpec

@@ -41,7 +41,8 @@ from tuner.study.progress import LiveProgress, PlainProgress, Progress
 from tuner.study.recovery import settle
 from tuner.study.report import Report, markdown, show
 from tuner.study.result import StageResult, StudyResult
-from tuner.study.runner import ControlFailed, StageRunner, stage_launches
+from tuner.study.runner import ControlFailed, StageRunner
+from tuner.study.stage import Stage, stage_launches
 from tuner.study.winner import Winner
 from tuner.values.json import from_json, to_json
 from tuner.values.study import StageSpec, StudySpec
@@ -241,17 +242,19 @@ async def run_stage(
     )
     with contextlib.closing(search):
         runner = StageRunner(
-            store=store,
-            study=study,
-            stage=stage,
-            launches=stage_launches(study.spec.budget.launches, len(study.spec.stages), index),
-            search=search,
-            objective=objective,
-            workers=rack.workers,
-            progress=progress,
+            Stage(
+                store=store,
+                study=study,
+                spec=stage,
+                objective=objective,
+                launches=stage_launches(study.spec.budget.launches, len(study.spec.stages), index),
+                seconds_left=seconds_left,
+            ),
+            search,
+            rack.workers,
+            progress,
             vet=winner.refused,
             simplify=winner.simplified,
-            seconds_left=seconds_left,
         )
         result = await runner.run()
         search.note(markdown(report_of(store, study, index, result)))

@@ -16,10 +16,12 @@ from tuner.space.load import load_space
 from tuner.store.journal import LaunchJournal
 from tuner.store.store import Store
 from tuner.study.journal import HostJournal
+from tuner.study.launcher import Worker
 from tuner.study.progress import PlainProgress
 from tuner.study.recovery import settle
 from tuner.study.result import StageResult
-from tuner.study.runner import StageRunner, Worker
+from tuner.study.runner import StageRunner
+from tuner.study.stage import Stage
 from tuner.values.host import HostAddress, HostFacts
 from tuner.values.launch import LaunchBase
 from tuner.values.study import Budget, EngineSpec, HostSpec, StageSpec, StudySpec
@@ -85,13 +87,10 @@ async def tune(
             seed=seed,
         )
         with contextlib.closing(search):
-            return await StageRunner(
-                store=store,
-                study=study,
-                stage=stage,
-                launches=launches,
-                search=search,
-                objective=goal,
-                workers=[Worker("target", target, journal, NO_HOST)],
-                progress=PlainProgress(Console(file=sys.stderr)),
-            ).run()
+            runner = StageRunner(
+                Stage(store, study, stage, goal, launches),
+                search,
+                [Worker("target", target, journal, NO_HOST)],
+                PlainProgress(Console(file=sys.stderr)),
+            )
+            return await runner.run()
