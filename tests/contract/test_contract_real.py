@@ -26,7 +26,7 @@ FOLDER = os.environ.get("TUNER_REAL_ENGINE", "")
 pytestmark = [
     pytest.mark.real_engine,
     pytest.mark.skipif(not FOLDER, reason="no real engine: scripts/real-engine installs one and runs this"),
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(300),
 ]
 
 
