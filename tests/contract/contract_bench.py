@@ -121,7 +121,9 @@ class Launched:
     @property
     def http(self) -> httpx.AsyncClient:
         """A client for the server's port, which is on the loopback of this machine too."""
-        return httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.command.port}", timeout=30, trust_env=False)
+        return httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{self.command.port}", timeout=30, trust_env=False, verify=False
+        )
 
     def processes(self) -> dict[int, str]:
         """Its living processes and their titles."""
