@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import random
+import uuid
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tuner.errors import LaunchFailed
 from tuner.values.failure import Failure
@@ -120,6 +122,34 @@ class SurfaceHost:
 
     async def close(self) -> None:
         """See `tuner.ports.HostSteps`."""
+
+
+class MemoryJournal:
+    """A `tuner.ports.Journal` that keeps everything in lists.
+
+    Attributes:
+        phases: as they began.
+        evidence: of all phases together.
+        windows: as they were measured.
+    """
+
+    def __init__(self, nonce: str = "") -> None:
+        self.nonce = nonce or uuid.uuid4().hex
+        self.phases: list[Phase] = []
+        self.evidence: dict[str, Any] = {}
+        self.windows: list[Window] = []
+
+    async def begin(self, phase: Phase) -> None:
+        """See `tuner.ports.Journal`."""
+        self.phases.append(phase)
+
+    async def record(self, **evidence: Any) -> None:
+        """See `tuner.ports.Journal`."""
+        self.evidence |= evidence
+
+    async def window(self, window: Window) -> None:
+        """See `tuner.ports.Journal`."""
+        self.windows.append(window)
 
 
 def even_window(workload: Workload, index: int, tok_s: float) -> Window:

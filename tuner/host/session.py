@@ -48,7 +48,7 @@ _POLL_FIRST_S = 0.1
 _POLL_LONGEST_S = 1.0
 _PROBE_LIMIT_S = 5.0
 _INFO_LIMIT_S = 30.0
-_DEATH_LIMIT_S = 8.0
+DEATH_WATCH_S = 8.0
 """How long a server with failed requests is watched: SGLang's parent follows a dead scheduler after 5.8 s."""
 _WINDOW_TRIES = 3
 _RETRY_INDEX = 100_000
@@ -88,6 +88,8 @@ class SshSession:
         spec: its `lease_s` is also how long a broken link is tried before the host counts as lost.
         load: makes the load client for a base URL.
         gpu_busy_bytes: memory in use on a GPU from which on it counts as somebody else's.
+        gpu_wait_s: how long GPU memory may take to come back after a stop.
+        death_watch_s: how long a server with failed requests is watched for its death.
     """
 
     def __init__(
@@ -98,12 +100,16 @@ class SshSession:
         *,
         load: Callable[[str], Load] = LoadClient,
         gpu_busy_bytes: int = GPU_BUSY_BYTES,
+        gpu_wait_s: float = GPU_WAIT_S,
+        death_watch_s: float = DEATH_WATCH_S,
     ) -> None:
         self._name = address.name
         self._engine = engine
         self._spec = spec
         self._load = load
         self._gpu_busy_bytes = gpu_busy_bytes
+        self._gpu_wait_s = gpu_wait_s
+        self._death_watch_s = death_watch_s
         keep_alive_s = min(5.0, max(0.5, spec.lease_s / 12))
         self._host = HostConnection(address, limit_s=spec.lease_s, keep_alive_s=keep_alive_s)
         self._launch: _Launch | None = None
@@ -142,7 +148,7 @@ class SshSession:
             port=port,
             nonces=sorted(wanted),
             busy_bytes=self._gpu_busy_bytes,
-            gpu_wait_s=GPU_WAIT_S,
+            gpu_wait_s=self._gpu_wait_s,
             patterns=SHARED_MEMORY,
         )
         if found["left_pids"]:
@@ -353,7 +359,7 @@ class SshSession:
 
     async def _watch_for_death(self, phase: Phase) -> dict[str, Any]:
         """Watches a server that failed to answer for as long as it may take to die; its status if it lives on."""
-        deadline = time.monotonic() + _DEATH_LIMIT_S
+        deadline = time.monotonic() + self._death_watch_s
         while True:
             status = await self._status()
             await self._require_alive(status, phase)
@@ -386,7 +392,7 @@ class SshSession:
                 "stop",
                 nonce=launch.command.nonce,
                 grace_s=grace_s,
-                gpu_wait_s=GPU_WAIT_S,
+                gpu_wait_s=self._gpu_wait_s,
                 gpu_slack_bytes=GPU_SLACK_BYTES,
                 patterns=SHARED_MEMORY,
             )
