@@ -30,7 +30,7 @@ BASE = LaunchBase(
     (("model-path", "m61"), ("tp-size", 2), ("disable-custom-all-reduce", True), ("mem-fraction-static", 0.88)),
 )
 SPEC = EngineSpec("sglang", BASE, start_deadline_s=6.0, no_progress_s=3.0, stop_grace_s=3.0, lease_s=20.0)
-LOAD = Workload(output_tokens=40, windows=1, request_timeout_s=3.0)
+LOAD = Workload(output_tokens=200, windows=1, request_timeout_s=3.0)
 
 
 @pytest.fixture(scope="module")
