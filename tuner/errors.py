@@ -8,13 +8,16 @@ TunerError
 ├── ForeignServer            somebody else's server or process is in the way; never touched (exit 3)
 ├── BudgetSpent              the study may not start another launch: the regular end of a search
 └── StoreError               the database cannot be used: unreachable, read-only, of another version (exit 3)
-    └── SpecificationChanged a study is resumed with another space, objective or launch (exit 2)
+    ├── SpecificationChanged a study is resumed with another space, objective or launch (exit 2)
+    └── StudyHeld            another driver runs the study (exit 3)
 
 Each message says what was found, where, what was expected, and what to do. All pickle, so that they cross process
 boundaries whole.
 """
 
 from __future__ import annotations
+
+from datetime import UTC, datetime
 
 from tuner.values.failure import Failure, FailureClass
 
@@ -127,14 +130,51 @@ class SpecificationChanged(StoreError):
         differences: one line for each difference, old and new.
     """
 
-    def __init__(self, study: str, differences: tuple[str, ...]) -> None:
+    def __init__(self, study: str, differences: tuple[str, ...], acceptable: bool = True) -> None:
         self.study = study
         self.differences = differences
-        super().__init__(study, differences)
+        self.acceptable = acceptable
+        super().__init__(study, differences, acceptable)
 
     def __str__(self) -> str:
         lines = "\n".join(f"  {line}" for line in self.differences)
+        if not self.acceptable:
+            return (
+                f"study {self.study} was started with another launch, workload or seed:\n{lines}\n"
+                "What it measured does not answer for this one. Start a fresh one with --new."
+            )
         return (
             f"study {self.study} was started with another specification:\n{lines}\n"
             f"Start a fresh one with --new, or go on with the new specification with --accept-changes."
+        )
+
+
+class StudyHeld(StoreError):
+    """Another driver runs the study, and two would fight over its hosts.
+
+    Attributes:
+        study: name of the study.
+        hostname, pid: where and what the other driver is.
+        since_unix_s: when it took the study.
+        silent_s: seconds since its last sign of life.
+        lapses_s: seconds until the study is free if it gives no other.
+    """
+
+    def __init__(
+        self, study: str, hostname: str, pid: int, since_unix_s: float, silent_s: float, lapses_s: float
+    ) -> None:
+        self.study = study
+        self.hostname = hostname
+        self.pid = pid
+        self.since_unix_s = since_unix_s
+        self.silent_s = silent_s
+        self.lapses_s = lapses_s
+        super().__init__(study, hostname, pid, since_unix_s, silent_s, lapses_s)
+
+    def __str__(self) -> str:
+        since = datetime.fromtimestamp(self.since_unix_s, UTC).astimezone().isoformat(" ", "seconds")
+        return (
+            f"study {self.study} is being run by pid {self.pid} on {self.hostname} since {since} (last sign of life "
+            f"{self.silent_s:.0f} s ago); wait for it, or stop it there (kill {self.pid}). If {self.hostname} is gone "
+            f"itself, the study is free in {max(0.0, self.lapses_s):.0f} s."
         )

@@ -155,7 +155,7 @@ class StoreContract:
         lost = store.mark_lost(launch.id, "the driver died")
         assert store.end_launch(launch.id, measured()) == lost
         assert store.mark_lost(launch.id, "again") == lost == store.launch(launch.id)
-        assert store.counts(study_id) == LaunchCounts(under_way=0, measured=0, failed=0, lost=1)
+        assert store.counts(study_id) == LaunchCounts(under_way=0, measured=0, failed=0, lost=1, interrupted=0)
 
     def test_an_outcome_is_one_thing(self, store: Store, study_id: int) -> None:
         launch = self.launch(store, study_id)
@@ -196,7 +196,7 @@ class StoreContract:
         store.mark_lost(self.launch(store, study_id).id, "driver died")
         under_way = self.launch(store, study_id)
         counts = store.counts(study_id)
-        assert counts == LaunchCounts(under_way=1, measured=1, failed=1, lost=1) and counts.spent == 3
+        assert counts == LaunchCounts(under_way=1, measured=1, failed=1, lost=1, interrupted=0) and counts.spent == 3
         with pytest.raises(BudgetSpent, match="all 3 launches of its budget are spent") as refused:
             self.launch(store, study_id)
         assert (refused.value.study, refused.value.kind, refused.value.limit) == ("kimi", "launches", 3)
@@ -342,7 +342,7 @@ class StoreContract:
     def test_tables_of_another_version_are_refused(self, store: Store, url: str) -> None:
         with store._database.writing() as session:
             session.execute(text("UPDATE tuner_schema SET version = 99"))
-        with pytest.raises(StoreError, match=r"tables of version 99.*knows version 1.*--storage"):
+        with pytest.raises(StoreError, match=r"tables of version 99.*knows version 2.*--storage"):
             Store.open(url)
 
     def test_a_study_that_cannot_be_read_says_so(self, store: Store, study_id: int) -> None:

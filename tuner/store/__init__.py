@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from tuner.store.journal import LaunchJournal
+from tuner.store.lease import Holder
 from tuner.store.rows import LaunchCounts, Outcome, StoredLaunch, StoredPhase, StoredStudy, StudyState
 from tuner.store.store import Store
 
 __all__ = [
+    "Holder",
     "LaunchCounts",
     "LaunchJournal",
     "Outcome",

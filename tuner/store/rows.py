@@ -30,11 +30,18 @@ class Outcome(StrEnum):
     MEASURED = "measured"
     FAILED = "failed"
     LOST = "lost"
+    INTERRUPTED = "interrupted"
 
     @classmethod
     def of(cls, failure: Failure) -> Outcome:
-        """*Failed* by the configuration's fault; *lost* by the infrastructure's or a foreign server's."""
-        return cls.FAILED if failure.fault is Fault.CONFIGURATION else cls.LOST
+        """*Failed* by the configuration's fault, *interrupted* by nobody's, *lost* by anybody else's."""
+        match failure.fault:
+            case Fault.CONFIGURATION:
+                return cls.FAILED
+            case Fault.INTERRUPTION:
+                return cls.INTERRUPTED
+            case Fault.INFRASTRUCTURE | Fault.FOREIGN:
+                return cls.LOST
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,11 @@ class StoredLaunch:
     start_ticks: int | None
     boot_id: str | None
 
+    @property
+    def spent(self) -> bool:
+        """Whether it counts against `Budget.launches`: under way, measured or failed. Others are made again."""
+        return self.outcome not in (Outcome.LOST, Outcome.INTERRUPTED)
+
     @classmethod
     def of(cls, row: LaunchRow) -> StoredLaunch:
         """The value of a row."""
@@ -162,8 +174,9 @@ class LaunchCounts:
     measured: int
     failed: int
     lost: int
+    interrupted: int
 
     @property
     def spent(self) -> int:
-        """What counts against `Budget.launches`: all but the lost."""
+        """What counts against `Budget.launches`: all but the lost and the interrupted."""
         return self.under_way + self.measured + self.failed

@@ -16,7 +16,9 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from tuner.errors import BudgetSpent, StoreError
+from tuner.store import lease
 from tuner.store.database import BUSY_TIMEOUT_S, Database, is_sqlite, masked_url
+from tuner.store.lease import Holder
 from tuner.store.rows import LaunchCounts, Outcome, StoredLaunch, StoredPhase, StoredStudy, StudyState
 from tuner.store.tables import SCHEMA_VERSION, HostRow, LaunchRow, PhaseRow, SchemaRow, StudyRow, Table, WindowRow
 from tuner.store.text import Mask, json_text, storable, unmasked
@@ -46,6 +48,7 @@ class Store:
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
         self._database = database
         self._clock = clock
+        self._holders: dict[int, Holder] = {}
         self.mask: Mask = unmasked
 
     @classmethod
@@ -181,6 +184,13 @@ class Store:
         with self._study(name) as (_, row):
             row.spent_s += seconds
 
+    def _locked(self, session: Session, study_id: int) -> StudyRow:
+        """The study's row, locked: what counts its launches or decides who drives it goes one after another."""
+        row = session.scalar(select(StudyRow).where(StudyRow.id == study_id).with_for_update())
+        if row is None:
+            raise StoreError(f"the database {self.url} has no study with the number {study_id}.")
+        return row
+
     @contextmanager
     def _study(self, name: str) -> Iterator[tuple[Session, StudyRow]]:
         """The study's row, locked, to be changed."""
@@ -190,6 +200,33 @@ class Store:
                 raise StoreError(f"the database {self.url} has no study {name}.")
             row.updated = self._clock()
             yield session, row
+
+    # Drivers
+
+    def claim(self, study_id: int, holder: Holder, lease_s: float) -> None:
+        """Makes the holder the one driver of a study, until `lease_s` after its last sign of life.
+
+        From here on this store begins no launch of the study once another driver has taken it over. Of several that
+        claim a study at the same time one gets it. To claim what one holds renews it.
+
+        Raises:
+            StudyHeld: another driver runs the study: it lives, or nobody here can tell and its lease has not lapsed.
+        """
+        with self._database.writing() as session:
+            lease.take(session, self._locked(session, study_id), holder, lease_s, self._clock())
+        self._holders[study_id] = holder
+
+    def renew(self, study_id: int, holder: Holder, lease_s: float) -> bool:
+        """Gives a sign of life; false if the study is no longer the holder's, and the driver must stop."""
+        with self._database.writing() as session:
+            return lease.extend(session, study_id, holder, lease_s, self._clock())
+
+    def release(self, study_id: int, holder: Holder) -> None:
+        """Lets a study go; nothing happens if another driver has it by now."""
+        with self._database.writing() as session:
+            lease.give_up(session, study_id, holder)
+        if self._holders.get(study_id) == holder:
+            del self._holders[study_id]
 
     # Hosts
 
@@ -237,12 +274,13 @@ class Store:
 
         Raises:
             BudgetSpent: it has no launch left, or as many as it allows were lost.
+            StudyHeld: this store had claimed the study, and another driver has taken it over since.
             StoreError: there is no such study.
         """
         with self._database.writing() as session:
-            study = session.scalar(select(StudyRow).where(StudyRow.id == study_id).with_for_update())
-            if study is None:
-                raise StoreError(f"the database {self.url} has no study with the number {study_id}.")
+            study = self._locked(session, study_id)
+            if study_id in self._holders:
+                lease.require(session, study, self._holders[study_id], self._clock())
             counts = _counts(session, study_id)
             if counts.spent >= budget.launches:
                 raise BudgetSpent(study.name, "launches", budget.launches)
@@ -268,7 +306,7 @@ class Store:
     def end_launch(
         self, launch_id: int, measurement: Measurement | None = None, failure: Failure | None = None
     ) -> StoredLaunch:
-        """Stores the outcome of a launch: measured, or failed or lost by the failure's fault.
+        """Stores the outcome of a launch: measured, or what `Outcome.of` makes of the failure.
 
         A launch ends once: of two outcomes the first is kept, and the returned value says which that is. Windows
         that the journal has not stored yet are stored too.
@@ -301,12 +339,20 @@ class Store:
             return StoredLaunch.of(row)
 
     def mark_lost(self, launch_id: int, evidence: str) -> StoredLaunch:
-        """Ends a launch that nobody saw the end of: its driver died, or its host did."""
+        """Ends a launch whose host went, or cannot be used."""
+        return self._cut_short(launch_id, FailureClass.LOST, evidence)
+
+    def mark_interrupted(self, launch_id: int, evidence: str) -> StoredLaunch:
+        """Ends a launch that the user stopped, or that nobody saw the end of because its driver died."""
+        return self._cut_short(launch_id, FailureClass.INTERRUPTED, evidence)
+
+    def _cut_short(self, launch_id: int, failure_class: FailureClass, evidence: str) -> StoredLaunch:
+        """Ends a launch in the phase that it had reached."""
         with self._database.reading() as session:
             last = session.scalar(
                 select(PhaseRow.phase).where(PhaseRow.launch_id == launch_id).order_by(PhaseRow.id.desc()).limit(1)
             )
-        return self.end_launch(launch_id, failure=Failure(FailureClass.LOST, last or Phase.CLEAN.value, evidence))
+        return self.end_launch(launch_id, failure=Failure(failure_class, last or Phase.CLEAN.value, evidence))
 
     def launch(self, launch_id: int) -> StoredLaunch:
         """One launch as it is now."""
@@ -424,4 +470,5 @@ def _counts(session: Session, study_id: int) -> LaunchCounts:
         measured=by_outcome.get(Outcome.MEASURED.value, 0),
         failed=by_outcome.get(Outcome.FAILED.value, 0),
         lost=by_outcome.get(Outcome.LOST.value, 0),
+        interrupted=by_outcome.get(Outcome.INTERRUPTED.value, 0),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, Float, ForeignKey, Index, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised with every change of the tables below."""
 
 
@@ -38,6 +38,23 @@ class StudyRow(Table):
     created: Mapped[float] = mapped_column(Float(53))
     updated: Mapped[float] = mapped_column(Float(53))
     spent_s: Mapped[float] = mapped_column(Float(53), default=0.0)
+
+
+class LeaseRow(Table):
+    """The driver that runs a study: `tuner.store.lease.Holder`, and until when it need give no sign of life."""
+
+    __tablename__ = "tuner_leases"
+
+    study_id: Mapped[int] = mapped_column(ForeignKey("tuner_studies.id", ondelete="CASCADE"), primary_key=True)
+    hostname: Mapped[str] = mapped_column(Text)
+    boot_id: Mapped[str] = mapped_column(Text)
+    pid_namespace: Mapped[str] = mapped_column(Text)
+    pid: Mapped[int] = mapped_column(BigInteger)
+    start_ticks: Mapped[int] = mapped_column(BigInteger)
+    token: Mapped[str] = mapped_column(String(32))
+    since: Mapped[float] = mapped_column(Float(53))
+    renewed: Mapped[float] = mapped_column(Float(53))
+    lapses: Mapped[float] = mapped_column(Float(53))
 
 
 class HostRow(Table):

@@ -11,7 +11,7 @@ from tuner.errors import ForeignServer, HostLost, HostRefused, InputError, Launc
 from tuner.launch import finish
 from tuner.ports import Server, Target
 from tuner.search.search import Proposal
-from tuner.store.rows import Outcome, StoredLaunch
+from tuner.store.rows import StoredLaunch
 from tuner.study.journal import HostJournal
 from tuner.study.progress import LaunchLabel, Progress
 from tuner.study.stage import Stage
@@ -69,7 +69,7 @@ class Launcher:
         self._pause = pause
 
     async def launch(self, worker: Worker, job: Job) -> StoredLaunch:
-        """Launches until the launch is not lost; returns it as stored, measured or failed.
+        """Launches until nothing takes the launch away; returns it as stored, measured or failed.
 
         Raises:
             BudgetSpent: no launch is left, or too many were lost.
@@ -79,7 +79,7 @@ class Launcher:
         attempt = 0
         while True:
             row = await self._once(worker, job)
-            if row.outcome is not Outcome.LOST:
+            if row.spent:
                 return row
             await self._pause(min(LONGEST_PAUSE_S, 2.0**attempt))
             attempt += 1
@@ -123,7 +123,7 @@ class Launcher:
             self._store.mark_lost(begun.id, str(error))
             raise
         except asyncio.CancelledError:
-            self._store.mark_lost(begun.id, "the study was stopped while this launch was under way")
+            self._store.mark_interrupted(begun.id, "the study was stopped while this launch was under way")
             raise
 
     async def _measure(self, worker: Worker, job: Job) -> Measurement:
@@ -143,7 +143,7 @@ class Launcher:
             return f"{value:.2f} {self._stage.objective.unit}"
         if row.failure is None:
             return f"measured, but not {self._stage.objective.metric}"
-        return f"{'lost' if row.outcome is Outcome.LOST else 'failed'}: {row.failure}"
+        return f"{row.outcome}: {row.failure}"
 
 
 async def stop_after_failure(server: Server) -> None:

@@ -9,7 +9,7 @@ from tuner.values.launch import Phase
 
 
 def settle(store: Store, study: StoredStudy) -> tuple[str, ...]:
-    """Closes launches that were under way: measured if all their windows are stored, else lost.
+    """Closes launches that were under way: measured if all their windows are stored, else interrupted.
 
     Returns:
         A sentence for each, for the person who resumes.
@@ -22,7 +22,7 @@ def settle(store: Store, study: StoredStudy) -> tuple[str, ...]:
             store.end_launch(launch.id, measurement=measurement(windows, None))
             sentences.append(f"launch {launch.nonce[:8]} ({launch.configuration}) was measured: kept")
         else:
-            store.mark_lost(launch.id, "the driver ended while this launch was under way")
+            store.mark_interrupted(launch.id, "the driver ended while this launch was under way")
             sentences.append(f"launch {launch.nonce[:8]} ({launch.configuration}) was under way: it is made again")
     return tuple(sentences)
 

@@ -43,11 +43,8 @@ class Stage:
         return self.store.launches(self.study.id, self.spec.name)
 
     def begun(self, *, search_only: bool = False) -> int:
-        """Launches that count against the budget: all but the lost."""
-        return sum(
-            row.outcome is not Outcome.LOST and not (search_only and row.role is Role.CONFIRMATION)
-            for row in self.rows()
-        )
+        """Launches that count against the budget: all but the lost and the interrupted."""
+        return sum(row.spent and not (search_only and row.role is Role.CONFIRMATION) for row in self.rows())
 
     def value(self, row: StoredLaunch) -> float | None:
         """The metric of a launch; ``None`` when it gave none."""
@@ -94,9 +91,7 @@ class Stage:
     def launch_seconds(self) -> float | None:
         """Mean length of the launches that ended; ``None`` before the first."""
         lengths = [
-            row.ended_unix_s - row.started_unix_s
-            for row in self.rows()
-            if row.ended_unix_s is not None and row.outcome is not Outcome.LOST
+            row.ended_unix_s - row.started_unix_s for row in self.rows() if row.ended_unix_s is not None and row.spent
         ]
         return sum(lengths) / len(lengths) if lengths else None
 

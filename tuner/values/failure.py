@@ -24,6 +24,7 @@ class FailureClass(StrEnum):
     GPU_BUSY = "GPU memory held by others"
     BAD_MEASUREMENT = "no valid window"
     LOST = "host lost"
+    INTERRUPTED = "interrupted"
 
 
 class Fault(StrEnum):
@@ -31,11 +32,13 @@ class Fault(StrEnum):
 
     CONFIGURATION: an infeasible result, told to the sampler. INFRASTRUCTURE: *lost*, never told, retried.
     FOREIGN: somebody else's server or process is in the way; the study stops and says so.
+    INTERRUPTION: nobody's: the user stopped the study, or its driver died; never told, launched again on resume.
     """
 
     CONFIGURATION = "configuration"
     INFRASTRUCTURE = "infrastructure"
     FOREIGN = "foreign"
+    INTERRUPTION = "interruption"
 
 
 FAULT_OF: dict[FailureClass, Fault] = {
@@ -54,6 +57,7 @@ FAULT_OF: dict[FailureClass, Fault] = {
     FailureClass.GPU_BUSY: Fault.FOREIGN,
     FailureClass.BAD_MEASUREMENT: Fault.INFRASTRUCTURE,
     FailureClass.LOST: Fault.INFRASTRUCTURE,
+    FailureClass.INTERRUPTED: Fault.INTERRUPTION,
 }
 
 
