@@ -182,13 +182,7 @@ class EngineServer:
             windows.append(window)
             valid += not window.invalid
         if not valid:
-            raise LaunchFailed(
-                Failure(
-                    FailureClass.BAD_MEASUREMENT,
-                    Phase.MEASURE.value,
-                    f"all {len(windows)} windows were invalid, the last because {'; '.join(windows[-1].invalid)}",
-                )
-            )
+            raise LaunchFailed(unmeasured(windows))
         return measurement(windows, await self._steps.tunnel_lag())
 
     async def stop(self) -> None:
@@ -205,6 +199,21 @@ class EngineServer:
         self._stopped = True
         await self._journal.record(gone=report)
         self._target.proven_gone(report)
+
+
+def unmeasured(windows: Sequence[Window]) -> Failure:
+    """Why no window of a launch was valid.
+
+    Requests that fail in each window while the server lives are its configuration's doing; a client that was too slow
+    or a machine that was too busy is not.
+    """
+    errors = [next((request.error for request in window.requests if request.error), "") for window in windows]
+    if all(errors):
+        evidence = f"requests failed in all {len(windows)} windows while the server lived: {errors[-1]}"
+        return Failure(FailureClass.REQUESTS_FAILED, Phase.MEASURE.value, evidence)
+    reasons = "; ".join(windows[-1].invalid)
+    evidence = f"all {len(windows)} windows were invalid, the last because {reasons}"
+    return Failure(FailureClass.BAD_MEASUREMENT, Phase.MEASURE.value, evidence)
 
 
 async def finish(work: Awaitable[T], on_wait: Callable[[], None] | None = None) -> T:

@@ -142,17 +142,36 @@ async def test_too_many_lost_launches_end_the_run_resumably(tmp_path: Path) -> N
         if step == "clean":
             raise HostLost(host, "no route to host")
 
-    bench = Bench(url(tmp_path), spec(lost_launches=3), before=gone)
+    bench = Bench(url(tmp_path), spec(lost_launches=2), before=gone)
     with pytest.raises(BudgetSpent, match="lost"):
         await bench.run()
     with bench.store() as store:
-        assert store.counts(1).lost == 3
+        assert store.counts(1).lost == 2
         store.replace_spec("double", replace(bench.spec, budget=Budget(16, lost_launches=9)))
+    with pytest.raises(HostLost, match="3 launches in a row were lost"):
+        await bench.run()
     bench.before = lambda host, step: None
     result = await bench.run()
     assert result.claim is Claim.FASTER
     with bench.store() as store:
         assert store.counts(1).spent == 16
+
+
+async def test_a_host_that_is_gone_is_set_aside_and_the_others_go_on(tmp_path: Path) -> None:
+    def two_gone(host: str, step: str) -> None:
+        if host == "two":
+            raise HostLost(host, "no route to host")
+
+    bench = Bench(url(tmp_path), spec(hosts=("one", "two"), launches=16), before=two_gone)
+    result = await bench.run()
+    assert result.claim is Claim.FASTER
+    with bench.store() as store:
+        rows = store.launches(1)
+    assert {row.host for row in rows if row.outcome is not Outcome.LOST} == {"one"}
+    assert sum(row.outcome is Outcome.LOST for row in rows) == 3
+    # What the lost host had in hand was launched by the other.
+    lost = {row.trial for row in rows if row.outcome is Outcome.LOST}
+    assert lost <= {row.trial for row in rows if row.outcome is Outcome.MEASURED}
 
 
 async def test_a_control_that_fails_ends_the_study_and_again_on_resume(tmp_path: Path) -> None:

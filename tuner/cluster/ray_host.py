@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -19,14 +20,20 @@ class RayHost:
     """`tuner.ports.HostSteps` through a Ray actor.
 
     Beside the errors of each step, every method raises `HostLost` when the actor or its node died: the lease on the
-    host then ends the server.
+    host, or the next `clean`, then ends the server. The step after that is done by a new actor.
+
+    Args:
+        start: starts an actor.
     """
 
-    def __init__(self, name: str, actor: Any) -> None:
+    def __init__(self, name: str, start: Callable[[], Any]) -> None:
         self._name = name
-        self._actor = actor
+        self._start = start
+        self._actor: Any = None
 
     async def _step(self, step: str, *args: Any) -> Any:
+        if self._actor is None:
+            self._actor = self._start()
         try:
             return await self._actor.step.remote(step, *args)
         except RayTaskError as error:
@@ -34,6 +41,7 @@ class RayHost:
                 raise error.cause from None
             raise
         except (ActorDiedError, ActorUnavailableError) as error:
+            self._actor = None
             raise HostLost(
                 self._name, f"its actor died during {step!r} ({type(error).__name__}: {first_line(error)})"
             ) from None
@@ -84,12 +92,13 @@ class RayHost:
 
     async def close(self) -> None:
         """Closes the session and ends the actor."""
-        try:
-            await self._step("close")
-        except HostLost:
+        if self._actor is None:
             return
-        finally:
+        with contextlib.suppress(HostLost):
+            await self._step("close")
+        if self._actor is not None:
             ray.kill(self._actor, no_restart=True)
+            self._actor = None
 
 
 def first_line(error: BaseException) -> str:

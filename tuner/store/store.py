@@ -165,9 +165,10 @@ class Store:
             return StoredStudy.of(row)
 
     def replace_spec(self, name: str, spec: StudySpec) -> None:
-        """Gives a study another specification: the user accepted the changes."""
+        """Gives a study another specification: the user accepted the changes. A result that it had is none now."""
         with self._study(name) as (_, row):
             row.spec = json_text(spec)
+            row.result = None
 
     def set_state(self, name: str, state: StudyState) -> None:
         """Stores what a study is doing."""

@@ -63,9 +63,9 @@ async def open_rack(
     hidden = secrets.secret_values(spec, environment)
     store.mask = lambda text: secrets.mask(text, hidden)
     cluster = Cluster(ray_address)
-    addresses = asyncio.gather(*(address_of(host) for host in spec.hosts))
     async with cluster:
-        steps: list[HostSteps] = [cluster.host(address, engine, spec.engine) for address in await addresses]
+        addresses = await asyncio.gather(*(address_of(host) for host in spec.hosts))
+        steps: list[HostSteps] = [cluster.host(address, engine, spec.engine) for address in addresses]
         try:
             facts = await asyncio.gather(*(step.preflight() for step in steps))
             alike(facts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -36,7 +37,16 @@ from tuner.store.rows import StoredStudy
 from tuner.store.store import Store
 from tuner.study.build import Rack, open_rack
 from tuner.study.dry_run import dry_run
-from tuner.study.options import DEFAULT_STORAGE, Options
+from tuner.study.options import (
+    DEFAULT_STORAGE,
+    DEFAULT_STUDY,
+    EXIT_INFEASIBLE,
+    EXIT_INPUT,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_STOPPED,
+    Options,
+)
 from tuner.study.progress import LiveProgress, PlainProgress, Progress
 from tuner.study.recovery import settle
 from tuner.study.report import Report, markdown, show
@@ -45,9 +55,9 @@ from tuner.study.runner import ControlFailed, StageRunner
 from tuner.study.stage import Stage, stage_launches
 from tuner.study.winner import Winner
 from tuner.values.json import from_json, to_json
-from tuner.values.study import StageSpec, StudySpec
+from tuner.values.study import Budget, StageSpec, StudySpec
 
-EXIT_OK, EXIT_INPUT, EXIT_STOPPED, EXIT_INFEASIBLE, EXIT_INTERRUPTED = 0, 2, 3, 4, 130
+REPORT_MARK = "<!-- written by llm-server-tuner; changes are lost -->\n\n"
 
 
 def command(options: Options) -> int:
@@ -64,9 +74,16 @@ def command(options: Options) -> int:
     except ControlFailed as error:
         errors.print(f"error: {error}")
         return EXIT_INFEASIBLE
-    except (ForeignServer, HostRefused, HostLost, BudgetSpent, StoreError) as error:
+    except (BudgetSpent, StoreError) as error:
+        errors.print(f"error: {error}")
+        return EXIT_STOPPED
+    except (ForeignServer, HostRefused, HostLost) as error:
         errors.print(f"error: {error}\nThe study can be resumed: give the same command again.")
         return EXIT_STOPPED
+    except BrokenPipeError:
+        # Who read our output has gone, as `head` does; what was found is in the database and in the report.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return EXIT_OK
 
 
 async def run(options: Options, environment: Mapping[str, str]) -> int:
@@ -75,7 +92,7 @@ async def run(options: Options, environment: Mapping[str, str]) -> int:
     Raises:
         TunerError: as `command` maps them to exit statuses.
     """
-    out = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 160)
+    out = results_console()
     if options.resume is None:
         spec, storage = specified(options)
         check(spec)
@@ -86,25 +103,55 @@ async def run(options: Options, environment: Mapping[str, str]) -> int:
         spec, storage = None, options.storage or DEFAULT_STORAGE
     with contextlib.closing(Store.open(secrets.resolve_url(storage, environment))) as store:
         study = resumed(store, options) if spec is None else started(store, spec, options)
+        terminal = Console(stderr=True, highlight=False, markup=False)
         if study.result is None:
-            terminal = Console(stderr=True, highlight=False, markup=False)
             with progress_on(terminal) as progress:
                 await run_study(store, study, options, environment, progress)
             study = store.study(study.name) or study
+        else:
+            terminal.print(finished_before(store, study), soft_wrap=True)
         print_result(store, study, out)
     return EXIT_OK
 
 
+def results_console() -> Console:
+    """Where results go: stdout, wide where it is no terminal; nowhere if it was closed. No character is an error."""
+    if sys.stdout is None:
+        return Console(file=io.StringIO(), highlight=False, markup=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 160)
+
+
+def finished_before(store: Store, study: StoredStudy) -> str:
+    """What a person must know who gave the command of a finished study."""
+    ended = time.strftime("%Y-%m-%d %H:%M", time.localtime(study.updated_unix_s))
+    spent = store.counts(study.id).spent
+    return (
+        f"Study {study.name} finished on {ended} after {spent} launches; nothing was run now. "
+        "--new starts another; for a larger budget, --new with --trials."
+    )
+
+
 def specified(options: Options) -> tuple[StudySpec, str]:
     """The specification that files and options describe, and the storage URL."""
-    path = shipped_file("studies", options.study)
+    path = shipped_file("studies", options.study or DEFAULT_STUDY)
     spec, storage = load_study(read_text(path, str(path)), str(path), space=options.space, objective=options.objective)
-    if options.launches is not None:
-        spec = replace(spec, budget=replace(spec.budget, launches=options.launches))
+    spec = replace(spec, budget=budget_of(spec, options))
     if options.seed is not None:
         stages = tuple(replace(stage, seed=options.seed) for stage in spec.stages)
         spec = replace(spec, stages=stages, workload=replace(spec.workload, seed=options.seed))
     return spec, options.storage or storage
+
+
+def budget_of(spec: StudySpec, options: Options) -> Budget:
+    """The specification's budget with what the command line says."""
+    budget = spec.budget
+    if options.launches is not None:
+        budget = replace(budget, launches=options.launches)
+    if options.lost_launches is not None:
+        budget = replace(budget, lost_launches=options.lost_launches)
+    return budget
 
 
 def check(spec: StudySpec) -> None:
@@ -146,6 +193,12 @@ def resumed(store: Store, options: Options) -> StoredStudy:
     if study is None:
         names = ", ".join(row.name for row in store.studies()) or "none"
         raise InputError(f"--resume {options.resume}: {store.url} has no such study; it has: {names}.")
+    budget = budget_of(study.spec, options)
+    if study.result is None and budget != study.spec.budget:
+        spec = replace(study.spec, budget=budget)
+        check(spec)
+        store.replace_spec(study.name, spec)
+        return store.study(study.name) or study
     return study
 
 
@@ -161,10 +214,29 @@ def started(store: Store, spec: StudySpec, options: Options) -> StoredStudy:
     if options.new:
         return store.create_study(replace(spec, name=store.fresh_name(spec.name)))
     changed = differences(existing.spec, spec)
+    if not changed and existing.result is not None:
+        return existing  # a finished study is not touched: not its budget either
     if changed and not options.accept_changes:
         raise SpecificationChanged(spec.name, changed)
+    if changed and differences(measured_alike(existing.spec, spec), spec):
+        raise SpecificationChanged(spec.name, changed, acceptable=False)
     store.replace_spec(spec.name, spec)
     return store.study(spec.name) or existing
+
+
+def measured_alike(old: StudySpec, new: StudySpec) -> StudySpec:
+    """The old specification with all of the new one that leaves what was measured comparable: stages, budget, patience.
+
+    Not with its launch, workload, hosts or engine: another control makes the old one's numbers meaningless.
+    """
+    launch = replace(
+        new.engine.launch,
+        command=old.engine.launch.command,
+        args=old.engine.launch.args,
+        env=old.engine.launch.env,
+    )
+    engine = replace(new.engine, name=old.engine.name, launch=launch)
+    return replace(old, stages=new.stages, budget=new.budget, engine=engine)
 
 
 @contextlib.contextmanager
@@ -181,7 +253,11 @@ async def run_study(
     store: Store, study: StoredStudy, options: Options, environment: Mapping[str, str], progress: Progress
 ) -> None:
     """Runs a study's stages to their end and stores the result; counts the time whatever happens."""
-    for sentence in settle(store, study):
+    sentences = settle(store, study)
+    begun = store.counts(study.id).spent
+    what = f"goes on after {begun} of {study.spec.budget.launches} launches" if begun else "begins"
+    progress.say(f"Study {study.name} {what}: starting Ray, connecting to {len(study.spec.hosts)} host(s) ...")
+    for sentence in sentences:
         progress.say(sentence)
     began = time.monotonic()
 
@@ -189,11 +265,12 @@ async def run_study(
         hours = study.spec.budget.hours
         return None if hours is None else hours * 3600 - study.spent_s - (time.monotonic() - began)
 
-    with stop_on_signals(progress):
+    with Interrupt(progress) as interrupt:
         try:
             async with open_rack(
                 store, study, progress, ray_address=options.ray_address, environment=environment
             ) as rack:
+                interrupt.listen()
                 announce(rack, progress)
                 results = [
                     await run_stage(store, study, rack, index, options, progress, seconds_left)
@@ -283,19 +360,31 @@ def report_of(store: Store, study: StoredStudy, index: int, result: StageResult)
 
 
 def print_result(store: Store, study: StoredStudy, out: Console) -> None:
-    """Prints a finished study's reports and writes them beside the database."""
+    """Writes a finished study's reports beside the database, and prints them."""
     assert study.result is not None
     reports = [
         report_of(store, study, index, result)
         for index, result in enumerate(from_json(StudyResult, study.result).stages)
     ]
+    written = write_reports(store, study, reports)
     for report in reports:
         show(report, out)
-    directory = store.directory
-    if directory is not None:
-        path = directory / f"{study.name}.md"
-        path.write_text("\n".join(markdown(report) for report in reports), encoding="utf-8")
-        out.print(f"Report: {shown_path(path)}")
+    if written:
+        out.print(written, soft_wrap=True)
+
+
+def write_reports(store: Store, study: StoredStudy, reports: list[Report]) -> str:
+    """Writes the reports as Markdown; returns where, in words. A file that is not ours is left as it is."""
+    if store.directory is None:
+        return ""
+    path = store.directory / f"{study.name}.md"
+    try:
+        if path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(REPORT_MARK):
+            return f"Report: not written, {shown_path(path)} is a file of yours"
+        path.write_text(REPORT_MARK + "\n".join(markdown(report) for report in reports), encoding="utf-8")
+    except OSError as error:
+        return f"Report: not written ({error})"
+    return f"Report: {shown_path(path)}"
 
 
 def shown_path(path: Path) -> str:
@@ -305,28 +394,38 @@ def shown_path(path: Path) -> str:
     return str(path)
 
 
-@contextlib.contextmanager
-def stop_on_signals(progress: Progress) -> Iterator[None]:
-    """Ctrl-C and TERM cancel the study, which stops its servers; a second one leaves them to their leases."""
-    task = asyncio.current_task()
-    assert task is not None
-    loop = asyncio.get_running_loop()
-    seen: list[int] = []
+class Interrupt:
+    """Ctrl-C, TERM and a closed terminal cancel the study, which stops its servers; a second one leaves them to their
+    leases."""
 
-    def stop(number: int) -> None:
-        seen.append(number)
-        if len(seen) == 1:
-            progress.say(
-                "Stopping the server and proving it gone; the study stays resumable. Again: leave it to its lease."
-            )
-            task.cancel()
-        else:
-            os._exit(EXIT_INTERRUPTED)
+    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop, number)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._seen = False
+
+    def listen(self) -> None:
+        """Installs the handlers for the current task. Again after Ray has started: it installs its own."""
+        task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        for number in self.SIGNALS:
             loop.remove_signal_handler(number)
+            loop.add_signal_handler(number, self._stop, task)
+
+    def _stop(self, task: asyncio.Task[object] | None) -> None:
+        if self._seen:
+            os._exit(EXIT_INTERRUPTED)
+        self._seen = True
+        self._progress.say(
+            "Stopping the server and proving it gone; the study stays resumable. Once more leaves it to its lease."
+        )
+        if task is not None:
+            task.cancel()
+
+    def __enter__(self) -> Interrupt:
+        self.listen()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in self.SIGNALS:
+            asyncio.get_running_loop().remove_signal_handler(number)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 from tuner.store.rows import Outcome
 from tuner.study.launcher import Job, Launcher, Worker
-from tuner.study.ledger import CONTROL, Tally
+from tuner.study.ledger import CONTROL, Tally, tallies
 from tuner.study.progress import Progress
 from tuner.study.result import StageResult
 from tuner.study.stage import Stage, geometric_mean
-from tuner.study.verdict import Claim, Interval, compare, judge, launches_needed
+from tuner.study.verdict import Claim, Interval, compare, evidence, judge
 from tuner.values.configuration import Configuration
 from tuner.values.launch import Role
 
@@ -34,9 +34,11 @@ class Confirmation:
         self._workers = workers
         self._progress = progress
         self._simplify = simplify
+        self._unspent = ""
 
     async def run(self) -> StageResult:
         """Launches the candidate and the control in pairs, and judges. A candidate that fails is passed over."""
+        self._unspent = self._unspent_by_search()
         while True:
             candidate = self._candidate()
             if candidate is None:
@@ -69,7 +71,7 @@ class Confirmation:
         stage = self._stage
         share = stage.spec.confirmation_launches // 2
         while configuration.key not in stage.failed_when_confirmed():
-            rows = [row for row in stage.rows() if row.role is Role.CONFIRMATION and row.outcome is not Outcome.LOST]
+            rows = [row for row in stage.rows() if row.role is Role.CONFIRMATION and row.spent]
             done = {each.key: sum(row.configuration == each for row in rows) for each in (configuration, CONTROL)}
             pair = min(done.values())
             if pair >= share or stage.begun() >= stage.launches or not stage.time_for(1):
@@ -85,7 +87,11 @@ class Confirmation:
         if not fresh or not control:
             return self._unconfirmed("the budget ended before the winner could be confirmed by launches of its own")
         interval = compare(fresh, control, maximize=stage.maximize)
-        claim = Claim.NO_EFFECT if stage.without_effect() else judge(interval, stage.objective.margin)
+        if stage.without_effect():
+            claim, words = Claim.NO_EFFECT, self._no_effect(interval)
+        else:
+            claim = judge(interval, stage.objective.margin)
+            words = sentence(claim, interval, stage.objective.margin)
         faster = claim is Claim.FASTER
         return StageResult(
             stage=stage.spec.name,
@@ -95,8 +101,10 @@ class Confirmation:
             search_value=candidate.value,
             confirmed_value=geometric_mean(fresh),
             control_value=geometric_mean(control),
-            sentence=sentence(claim, interval, stage.objective.margin),
-            notes=notes if faster else (),
+            sentence=words,
+            notes=(*(notes if faster else ()), *self._unspent_notes()),
+            confirmed=configuration.key,
+            searched=candidate.configuration.key,
         )
 
     def _nothing_better(self) -> StageResult:
@@ -104,11 +112,13 @@ class Confirmation:
         if not stage.control_values():
             return self._unconfirmed("the budget ended before the default itself was measured")
         if stage.without_effect():
-            return self._unconfirmed(sentence(Claim.NO_EFFECT, None, stage.objective.margin), Claim.NO_EFFECT)
+            return self._unconfirmed(self._no_effect(None), Claim.NO_EFFECT)
         failed = len(stage.failed_when_confirmed())
         words = "no configuration was measured faster than the default"
-        if failed:
-            words = f"the {failed} configuration(s) faster in the search failed when they were launched again"
+        if failed == 1:
+            words = "the one configuration that was faster in the search failed when it was launched again"
+        elif failed:
+            words = f"the {failed} configurations that were faster in the search failed when they were launched again"
         return self._unconfirmed(words, Claim.NO_DIFFERENCE)
 
     def _unconfirmed(self, words: str, claim: Claim = Claim.NOT_ENOUGH) -> StageResult:
@@ -123,18 +133,60 @@ class Confirmation:
             confirmed_value=None,
             control_value=geometric_mean(control) if control else None,
             sentence=words,
+            notes=self._unspent_notes(),
         )
 
+    def _no_effect(self, interval: Interval | None) -> str:
+        rows = tallies(self._stage.rows(), self._stage.objective.metric, frozenset())
+        others = [row for row in rows if row.configuration != CONTROL]
+        measured = sum(bool(row.values) for row in others)
+        return no_effect(measured, len(others) - measured, self._stage.objective.margin, interval)
 
-def sentence(claim: Claim, interval: Interval | None, margin: float) -> str:
-    """A claim in words."""
+    def _unspent_by_search(self) -> str:
+        """Why the search ended with launches left; empty if it has used its share."""
+        stage = self._stage
+        kept = stage.spec.confirmation_launches
+        left = stage.launches - kept - stage.begun(search_only=True)
+        if left <= 0:
+            return ""
+        why = "its last proposals had all been measured before, or break rules"
+        if not stage.time_for(kept + 1):
+            why = "the time was up"
+        return f"the search left {left} of its {stage.launches - kept} launches unspent: {why}"
+
+    def _unspent_notes(self) -> tuple[str, ...]:
+        """Why the stage ended with launches left, a sentence each for search and confirmation."""
+        stage = self._stage
+        kept = stage.spec.confirmation_launches // 2 * 2
+        made = stage.begun() - stage.begun(search_only=True)
+        notes = [self._unspent] if self._unspent else []
+        if made < kept and stage.begun() < stage.launches:
+            why = "the time was up" if not stage.time_for(1) else "there was nothing to confirm"
+            notes.append(f"{kept - made} of the {kept} launches kept for confirmation were not made: {why}")
+        return tuple(notes)
+
+
+def sentence(claim: Claim, interval: Interval, margin: float) -> str:
+    """What an interval of fresh launches says, in words."""
+    against = evidence(claim, interval, margin)
     if claim is Claim.FASTER:
-        return f"faster than the default: {interval}, from launches made after it was chosen"
+        return f"faster than the default: {against}"
     if claim is Claim.NO_DIFFERENCE:
-        return f"no significant difference from the default: {interval}"
-    if claim is Claim.NO_EFFECT:
-        best = f": the best is {interval}" if interval is not None else ""
-        return f"nothing in this space has an effect here beyond ±{margin:.0%}{best}"
-    assert interval is not None
-    needed = launches_needed(interval, margin)
-    return f"not enough launches to tell: {interval}; about {needed} + {needed} would be needed"
+        return f"no significant difference from the default: {against}"
+    return f"not enough launches to tell: {against}"
+
+
+def no_effect(measured: int, failed: int, margin: float, interval: Interval | None) -> str:
+    """That nothing which was measured differs from the default, and no more than that.
+
+    Args:
+        measured, failed: configurations beside the default.
+        interval: of the best of them when it was launched again.
+    """
+    limit = f"±{100 * margin:g} %"
+    words = f"none of the {measured} configurations measured differs from the default by more than {limit}"
+    if measured == 1:
+        words = f"the one configuration measured does not differ from the default by more than {limit}"
+    if failed:
+        words += f"; {failed} more failed"
+    return f"{words}; the best of them, launched again: {interval}" if interval is not None else words

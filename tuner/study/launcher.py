@@ -23,6 +23,7 @@ from tuner.values.measurement import Measurement, TunnelLag
 
 LAG_FACTOR = 5
 """A latency constraint must be this many times coarser than the lag of the port-forward that it is measured through."""
+LOST_IN_A_ROW = 3
 LONGEST_PAUSE_S = 30.0
 """Between launches of a job that is lost again and again."""
 
@@ -73,6 +74,7 @@ class Launcher:
 
         Raises:
             BudgetSpent: no launch is left, or too many were lost.
+            HostLost: `LOST_IN_A_ROW` launches were lost, one after the other: something is wrong with the host.
             ForeignServer, HostRefused: the host cannot be used; stored with the launch.
             InputError: the objective asks for what cannot be measured through this host's port-forward.
         """
@@ -81,6 +83,8 @@ class Launcher:
             row = await self._once(worker, job)
             if row.spent:
                 return row
+            if attempt + 1 >= LOST_IN_A_ROW:
+                raise HostLost(worker.name, f"{LOST_IN_A_ROW} launches in a row were lost, the last: {row.failure}")
             await self._pause(min(LONGEST_PAUSE_S, 2.0**attempt))
             attempt += 1
 

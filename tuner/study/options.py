@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+EXIT_OK, EXIT_INPUT, EXIT_STOPPED, EXIT_INFEASIBLE, EXIT_INTERRUPTED = 0, 2, 3, 4, 130
+
 DEFAULT_STUDY = "simulated.yaml"
 DEFAULT_STORAGE = "sqlite:///studies/tuner.db"
 
@@ -34,11 +36,12 @@ exit status:
 class Options:
     """What the command line asked for; ``None``: not given."""
 
-    study: str
+    study: str | None
     space: str | None
     objective: str | None
     storage: str | None
     launches: int | None
+    lost_launches: int | None
     seed: int | None
     resume: str | None
     new: bool
@@ -62,7 +65,6 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     parser.add_argument(
         "--study",
         metavar="FILE",
-        default=DEFAULT_STUDY,
         help=f"hosts, engine, workload, budget, stages: a file, or a shipped one (default: {DEFAULT_STUDY})",
     )
     parser.add_argument("--objective", metavar="FILE", help="objective of the first stage: a file, or a shipped one")
@@ -74,7 +76,13 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     parser.add_argument(
         "--trials", metavar="N", type=positive, dest="launches", help="starts of the server, all roles together"
     )
-    parser.add_argument("--seed", metavar="N", type=int, help="of the sampler and of the load")
+    parser.add_argument(
+        "--lost-launches",
+        metavar="N",
+        type=positive,
+        help="launches that may be lost to the infrastructure before it stops",
+    )
+    parser.add_argument("--seed", metavar="N", type=seed, help="of the sampler and of the load")
     parser.add_argument("--resume", metavar="NAME", help="go on with a study of the database; no file is read")
     parser.add_argument("--new", action="store_true", help="start afresh under the next free name (NAME-2, …)")
     parser.add_argument(
@@ -87,17 +95,43 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         "--ray-address", metavar="HOST:PORT", help="a running Ray cluster (default: a local one that ends with this)"
     )
     options = Options(**vars(parser.parse_args(argv)))
-    if options.resume is not None and (options.space or options.objective or options.new or options.dry_run):
-        parser.error("--resume NAME reads no files: it goes without --space, --objective, --new and --dry-run")
+    if options.resume is not None:
+        given = {
+            "--study": options.study,
+            "--space": options.space,
+            "--objective": options.objective,
+            "--seed": options.seed is not None,
+            "--new": options.new,
+            "--accept-changes": options.accept_changes,
+            "--dry-run": options.dry_run,
+        }
+        wrong = [name for name, value in given.items() if value]
+        if wrong:
+            parser.error(
+                f"--resume NAME takes everything from the database: it goes without {', '.join(wrong)}. To raise its "
+                "budget, add --trials N or --lost-launches N."
+            )
     return options
 
 
 def positive(text: str) -> int:
     """An integer ≥ 1."""
+    return whole(text, 1, 1_000_000)
+
+
+def seed(text: str) -> int:
+    """An integer of 32 bits, as the study file's."""
+    return whole(text, 0, 2**32 - 1)
+
+
+def whole(text: str, low: int, high: int) -> int:
+    """An integer within limits."""
     try:
         value = int(text)
     except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: a whole number of at least 1 is expected")
+        value = low - 1
+    if not low <= value <= high:
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r}: a whole number of at least {low} and at most {high} is expected"
+        )
     return value

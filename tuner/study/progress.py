@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -31,14 +32,23 @@ class LaunchLabel:
     trial: int | None
     configuration: Configuration
 
+    @property
+    def what(self) -> str:
+        """``trial 7``, or the role of a launch that is no trial."""
+        return f"trial {self.trial}" if self.trial is not None else self.role.value
+
     def __str__(self) -> str:
-        what = f"trial {self.trial}" if self.trial is not None else self.role.value
-        return f"{what}: {self.configuration}"
+        return f"{self.what}: {self.configuration}"
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How the study stands: numbers are in the metric's unit."""
+    """How the study stands: numbers are in the metric's unit.
+
+    Attributes:
+        spent: launches that count against the budget; those lost or interrupted do not.
+        best: of the search, the control included.
+    """
 
     spent: int
     budget: int
@@ -48,14 +58,17 @@ class Standing:
     control: float | None
     unit: str
     seconds_left: float | None
+    interrupted: int = 0
 
     def __str__(self) -> str:
         words = [f"launches {self.spent}/{self.budget}"]
         if self.lost:
             words.append(f"lost {self.lost}")
+        if self.interrupted:
+            words.append(f"interrupted {self.interrupted}")
         if self.control is not None:
             words.append(f"control {self.control:.1f} {self.unit}")
-        if self.best is not None:
+        if self.best is not None and self.best != self.control:  # else it is the control itself
             against = f" ({self.best / self.control:.2f} ×)" if self.control else ""
             words.append(f"best so far {self.best:.1f} {self.unit}{against} by {self.best_label}")
         if self.seconds_left is not None:
@@ -91,6 +104,10 @@ def human_time(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+VALUE_WIDTH = 14
+"""Columns for a launch's value with its unit, or one word: ``12345.67 tok/s``, ``failed``."""
+
+
 class PlainProgress:
     """Lines for logs and pipes: one when a launch begins, one when it ends."""
 
@@ -116,11 +133,26 @@ class PlainProgress:
         self._line(f"[{label.number}] {label.host}: {outcome} | {standing}")
 
 
+DOING: dict[Phase, str] = {
+    Phase.CLEAN: "looking at the host",
+    Phase.START: "starting",
+    Phase.READY: "loading",
+    Phase.TOOK_EFFECT: "checking settings",
+    Phase.WARM_UP: "warming up",
+    Phase.MEASURE: "measuring",
+    Phase.STOP: "stopping",
+    Phase.DONE: "stopped",
+}
+"""A phase as what a host is doing: in phase *ready* it is waited for."""
+
+
 @dataclass
 class _HostLine:
     label: LaunchLabel
-    phase: str = ""
-    since: float = field(default=0.0)
+    phase: Phase | None = None
+    detail: str = ""
+    since: float = 0.0
+    ended: bool = False
 
 
 class LiveProgress:
@@ -141,38 +173,61 @@ class LiveProgress:
         self._live.stop()
 
     def _render(self) -> Group:
-        table = Table.grid(padding=(0, 2))
+        """A line for each host, none wider than the screen, and how the study stands; nothing before the first."""
+        if not self._lines:
+            return Group()
+        table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+        # Fixed widths: a column that grows and shrinks with its text would make the whole line jump.
+        table.add_column(no_wrap=True, overflow="ellipsis", max_width=20, style="bold")
+        table.add_column(no_wrap=True, overflow="ellipsis", width=20, style="cyan")
+        table.add_column(no_wrap=True, width=5, justify="right")
+        table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         for host, line in self._lines.items():
-            seconds = self._clock() - line.since
+            # A host keeps its line between two launches, so that what is below it stays where it is.
+            doing = "" if line.phase is None else DOING[line.phase]
             table.add_row(
-                Text(f"{host} [{line.label.number}]", style="bold"),
-                Text(line.phase, style="cyan"),
-                Text(f"{seconds:.0f} s"),
-                Text(str(line.label), overflow="ellipsis", no_wrap=True),
+                Text(f"{host} [{line.label.number}]"),
+                Text("" if line.ended else f"{doing}: {line.detail}" if line.detail else doing),
+                Text("" if line.ended else f"{self._clock() - line.since:.0f} s"),
+                Text("" if line.ended else str(line.label)),
             )
-        return Group(table, Text(self._standing, style="dim"))
-
-    def _print(self, text: str, style: str = "") -> None:
-        self._console.print(Text(text, style=style))
+        return Group(table, Text(self._standing, style="dim")) if self._standing else Group(table)
 
     def say(self, message: str) -> None:
         """See `Progress`."""
-        self._print(message)
+        self._console.print(Text(message))
 
     def began(self, label: LaunchLabel) -> None:
         """See `Progress`."""
-        self._lines[label.host] = _HostLine(label, "", self._clock())
+        self._lines[label.host] = _HostLine(label, since=self._clock())
 
     def phase(self, host: str, phase: Phase, detail: str = "") -> None:
         """See `Progress`."""
         if host in self._lines:
             line = self._lines[host]
-            if not line.phase.startswith(phase.value):
+            if line.phase is not phase:
                 line.since = self._clock()
-            line.phase = f"{phase.value}: {detail}" if detail else phase.value
+            line.phase, line.detail = phase, detail
 
     def ended(self, label: LaunchLabel, outcome: str, standing: Standing) -> None:
-        """See `Progress`."""
-        self._lines.pop(label.host, None)
+        """See `Progress`. What is too long for the column of values goes below, indented."""
+        if label.host in self._lines:
+            self._lines[label.host].ended = True
         self._standing = str(standing)
-        self._print(f"{label.number:>3}  {outcome:<24}  {label}")
+        short, _, detail = (outcome, "", "") if len(outcome) <= VALUE_WIDTH else outcome.partition(": ")
+        if len(short) > VALUE_WIDTH:
+            short, detail = "", outcome
+        row = Table.grid(padding=(0, 2, 0, 0))
+        row.add_column(no_wrap=True, min_width=3, justify="right")
+        row.add_column(no_wrap=True, width=max(len(role) for role in Role))
+        row.add_column(no_wrap=True, width=VALUE_WIDTH)
+        row.add_column(overflow="fold")
+        row.add_row(
+            Text(str(label.number)),
+            Text(label.what),
+            Text(short, style="red" * bool(detail)),
+            Text(str(label.configuration)),
+        )
+        self._console.print(row)
+        if detail:
+            self._console.print(Padding(Text(detail), (0, 0, 0, 5)))

@@ -19,6 +19,8 @@ class StageResult:
         control_value: geometric mean of the control's.
         sentence: the verdict in words.
         notes: what else a reader must know, a sentence each.
+        confirmed: key of the configuration that was launched again; ``None`` when none was.
+        searched: its key as the search measured it, with what was left out of it since.
     """
 
     stage: str
@@ -30,6 +32,8 @@ class StageResult:
     control_value: float | None
     sentence: str
     notes: tuple[str, ...] = ()
+    confirmed: str | None = None
+    searched: str | None = None
 
 
 @dataclass(frozen=True)

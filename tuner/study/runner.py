@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from tuner.errors import TunerError
+from tuner.errors import HostLost, TunerError
 from tuner.search.search import Proposal, Search
 from tuner.store.rows import Outcome, StoredLaunch
 from tuner.study.confirmation import Confirmation, Simplify
@@ -72,6 +72,7 @@ class StageRunner:
         self._launcher = Launcher(stage, progress, len(workers), pause)
         self._confirmation = Confirmation(stage, self._launcher, workers, progress, simplify)
         self._in_flight: set[int] = set()
+        self._lost_hosts: set[str] = set()
 
     async def run(self) -> StageResult:
         """Search, then confirmation.
@@ -83,8 +84,22 @@ class StageRunner:
         """
         self._recover()
         self._check_control()
+        if not self._stage.control_values():
+            await self._launch_control()
         await self._in_parallel(self._search_on, self._workers)
         return await self._confirmation.run()
+
+    async def _launch_control(self) -> None:
+        """The control before all else: what everything is measured against, and whether it runs at all."""
+        for worker in self._workers:
+            try:
+                await self._launcher.launch(worker, Job(Role.CONTROL, CONTROL))
+            except HostLost:
+                if worker is self._workers[-1]:
+                    raise
+            else:
+                break
+        self._check_control()
 
     def _recover(self) -> None:
         """Tells what was measured for a trial before its driver died; other open trials are launched again."""
@@ -119,6 +134,12 @@ class StageRunner:
             try:
                 row = await self._launcher.launch(worker, job)
                 self._tell(job.proposal, row)
+            except HostLost as error:
+                self._lost_hosts.add(worker.name)
+                if len(self._lost_hosts) == len(self._workers):
+                    raise
+                self._progress.say(f"{error}: set aside, the others go on; its trial is launched elsewhere")
+                return
             finally:
                 self._in_flight.discard(job.proposal.number)
             self._check_control()

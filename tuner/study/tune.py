@@ -35,25 +35,29 @@ async def tune(
     *,
     space: str,
     launches: int,
+    name: str,
     objective: str = "throughput.yaml",
-    name: str = "target",
     storage: str = "sqlite:///studies/tuner.db",
     confirmation_launches: int = 6,
     seed: int = 0,
 ) -> StageResult:
-    """Searches a space with a target of your own, and confirms the winner. Called again it goes on where it was.
+    """Searches a space with a target of your own, and confirms the winner.
+
+    Called again with the same name it goes on where it was, and once finished returns the same result: what a target
+    would answer now is not known to a database. Another target needs another name.
 
     Args:
         target: anything with `tuner.ports.Target`'s method.
         space: a search space: a file, or the name of a shipped one. Version guards are not applied.
         launches: how many it may begin in all, `confirmation_launches` included.
         objective: a file, or the name of a shipped one; its metric must be in each measurement.
-        name: of the study in the database.
+        name: of the study in the database: one for each target that you tune.
         storage: the database's URL.
 
     Raises:
         InputError: a file is wrong.
         ControlFailed: the target gives no number for the empty configuration.
+        SpecificationChanged: the study of that name was started with another space or objective.
         BudgetSpent: too many launches were lost.
     """
     space_path, objective_path = shipped_file("search_spaces", space), shipped_file("objectives", objective)
@@ -78,6 +82,9 @@ async def tune(
     with contextlib.closing(Store.open(storage)) as store:
         study = store.study(name) or store.create_study(spec)
         settle(store, study)
+        progress = PlainProgress(Console(file=sys.stderr))
+        if begun := store.counts(study.id).spent:
+            progress.say(f"Study {name} of {store.url} goes on: {begun} of {launches} launches were made before.")
         journal = HostJournal(lambda launch: LaunchJournal(store, launch))
         search = Search.open(
             store.secret_url,
@@ -91,6 +98,6 @@ async def tune(
                 Stage(store, study, stage, goal, launches),
                 search,
                 [Worker("target", target, journal, NO_HOST)],
-                PlainProgress(Console(file=sys.stderr)),
+                progress,
             )
             return await runner.run()

@@ -100,6 +100,16 @@ def without_effect(values: Sequence[float], control: Sequence[float], margin: fl
     return all(abs(math.log(value / middle)) <= math.log1p(margin) for value in values)
 
 
+def evidence(claim: Claim, interval: Interval, margin: float) -> str:
+    """The interval behind a claim, in words that go after "against the default:"."""
+    if claim is Claim.FASTER:
+        return f"{interval}, from launches made after it was chosen"
+    if claim is Claim.NOT_ENOUGH:
+        needed = launches_needed(interval, margin)
+        return f"{interval}; about {needed} + {needed} would be needed to tell"
+    return str(interval)
+
+
 def launches_needed(interval: Interval, margin: float) -> int:
     """About how many launches on each side would decide, if the ratio stays and noise is as seen.
 

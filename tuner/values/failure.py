@@ -18,6 +18,7 @@ class FailureClass(StrEnum):
     BAD_FLAG = "bad flag"
     DRAFT_MISMATCH = "draft model does not fit"
     NOT_IN_EFFECT = "configuration did not take effect"
+    REQUESTS_FAILED = "requests failed"
     CRASHED = "crashed"
     KILLED = "killed from outside"
     PORT_TAKEN = "port taken"
@@ -51,6 +52,7 @@ FAULT_OF: dict[FailureClass, Fault] = {
     FailureClass.BAD_FLAG: Fault.CONFIGURATION,
     FailureClass.DRAFT_MISMATCH: Fault.CONFIGURATION,
     FailureClass.NOT_IN_EFFECT: Fault.CONFIGURATION,
+    FailureClass.REQUESTS_FAILED: Fault.CONFIGURATION,
     FailureClass.CRASHED: Fault.CONFIGURATION,
     FailureClass.KILLED: Fault.INFRASTRUCTURE,
     FailureClass.PORT_TAKEN: Fault.FOREIGN,
@@ -59,6 +61,28 @@ FAULT_OF: dict[FailureClass, Fault] = {
     FailureClass.LOST: Fault.INFRASTRUCTURE,
     FailureClass.INTERRUPTED: Fault.INTERRUPTION,
 }
+
+SAYS_WHEN = frozenset(
+    {
+        FailureClass.OUT_OF_MEMORY_LOAD,
+        FailureClass.OUT_OF_MEMORY_CAPTURE,
+        FailureClass.OUT_OF_MEMORY_RUN,
+        FailureClass.HANG_START,
+        FailureClass.HANG_RUN,
+    }
+)
+"""Classes whose name tells when it happened."""
+
+WHEN: dict[str, str] = {
+    "clean": "before the start",
+    "start": "at the start",
+    "ready": "while starting",
+    "took effect": "when its settings were checked",
+    "warm-up": "in warm-up",
+    "measure": "under load",
+    "stop": "while stopping",
+}
+"""A phase of a launch, as stored, in words: in phase *ready* a server is not ready yet."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +110,15 @@ class Failure:
         """Whose fault it is; see `Fault`."""
         return FAULT_OF[self.failure_class]
 
+    @property
+    def what(self) -> str:
+        """The class, and when it showed where the class does not say so itself: ``bad flag while starting``."""
+        if self.failure_class in SAYS_WHEN or not self.phase:
+            return self.failure_class.value
+        return f"{self.failure_class.value} {WHEN.get(self.phase, f'({self.phase})')}"
+
     def __str__(self) -> str:
-        text = f"{self.failure_class.value} ({self.phase}): {self.evidence}"
-        return f"{text} {self.remedy}" if self.remedy else text
+        text = f"{self.what}: {self.evidence}"
+        if not self.remedy:
+            return text
+        return f"{text} {self.remedy}" if text.endswith((".", "!", "?")) else f"{text}. {self.remedy}"
