@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from postgres_server import PostgresServer, postgres, postgres_url  # noqa: F401
-from sqlalchemy import insert, select, text
+from sqlalchemy import insert, inspect, select, text
 from store_samples import CONFIGURATION, FACTS, SPEC, measured, spec, window
 
 from tuner.errors import BudgetSpent, StoreError
@@ -206,6 +206,24 @@ class StoreContract:
             self.launch(store, study_id)
         self.launch(store, study_id, Budget(launches=3, lost_launches=3))
 
+    def test_interrupted_launches_are_kept_and_cost_nothing(self, store: Store, study_id: int) -> None:
+        budget = Budget(launches=2, lost_launches=1)
+        for _ in range(5):
+            launch = self.launch(store, study_id, budget)
+            store.begin_phase(launch.id, Phase.CLEAN)
+            store.begin_phase(launch.id, Phase.MEASURE)
+            ended = store.mark_interrupted(launch.id, "Ctrl-C")
+            assert ended.failure == Failure(FailureClass.INTERRUPTED, "measure", "Ctrl-C")
+            assert (ended.outcome, ended.spent, launch.spent) == (Outcome.INTERRUPTED, False, True)
+        counts = store.counts(study_id)
+        assert counts == LaunchCounts(under_way=0, measured=0, failed=0, lost=0, interrupted=5) and counts.spent == 0
+        assert [row.outcome for row in store.launches(study_id)] == [Outcome.INTERRUPTED] * 5
+        store.end_launch(self.launch(store, study_id, budget).id, measured())
+        store.end_launch(self.launch(store, study_id, budget).id, failure=OUT_OF_MEMORY)
+        with pytest.raises(BudgetSpent, match="all 2 launches"):
+            self.launch(store, study_id, budget)
+        assert [row.spent for row in store.launches(study_id)] == [False] * 5 + [True] * 2
+
     def test_no_lost_launches_allowed_means_stop_at_the_first(self, store: Store, study_id: int) -> None:
         budget = Budget(launches=3, lost_launches=0)
         store.mark_lost(self.launch(store, study_id, budget).id, "gone")
@@ -339,11 +357,15 @@ class StoreContract:
         assert store.study("kimi") is not None
         storage.engine.dispose()
 
-    def test_tables_of_another_version_are_refused(self, store: Store, url: str) -> None:
+    @pytest.mark.parametrize("version", [1, 99])
+    def test_tables_of_another_version_are_refused(self, store: Store, url: str, version: int) -> None:
         with store._database.writing() as session:
-            session.execute(text("UPDATE tuner_schema SET version = 99"))
-        with pytest.raises(StoreError, match=r"tables of version 99.*knows version 2.*--storage"):
+            session.execute(text("UPDATE tuner_schema SET version = :version"), {"version": version})
+            session.execute(text("DROP TABLE tuner_leases"))
+        with pytest.raises(StoreError, match=rf"tables of version {version}.*knows version 2.*--storage"):
             Store.open(url)
+        with store._database.reading() as session:
+            assert not inspect(session.connection()).has_table("tuner_leases"), "a refused database is left as it is"
 
     def test_a_study_that_cannot_be_read_says_so(self, store: Store, study_id: int) -> None:
         with store._database.writing() as session:

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from postgres_server import PostgresServer, postgres  # noqa: F401
+from store_process import process
 from store_samples import SPEC
 
 from tuner.store import Store
 from tuner.values.launch import Phase
-
-HERE = Path(__file__).parent
-
-
-def process(*arguments: object) -> subprocess.Popen[str]:
-    """A `store_process` with our interpreter and modules."""
-    path = os.pathsep.join([str(HERE.parents[1]), str(HERE)])
-    return subprocess.Popen(
-        [sys.executable, HERE / "store_process.py", *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

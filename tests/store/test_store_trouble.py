@@ -16,7 +16,7 @@ import pytest
 from postgres_server import NOBODY, PostgresServer, postgres  # noqa: F401
 from store_samples import SPEC
 
-from tuner.errors import BudgetSpent, SpecificationChanged, StoreError
+from tuner.errors import BudgetSpent, SpecificationChanged, StoreError, StudyHeld
 from tuner.store import Store
 
 
@@ -172,6 +172,7 @@ def test_errors_cross_process_boundaries_whole() -> None:
         BudgetSpent("kimi", "launches", 18),
         StoreError("x"),
         SpecificationChanged("kimi", ("seed: 1 → 2",)),
+        StudyHeld("kimi", "node-17", 4711, 1.7e9, 3.0, 27.0),
     ):
         again = pickle.loads(pickle.dumps(error))
         assert type(again) is type(error) and str(again) == str(error) and vars(again) == vars(error)
