@@ -93,17 +93,17 @@ def test_no_effect_where_nothing_matters(tmp_path: Path) -> None:
 def test_killed_and_interrupted_again_and_again(tmp_path: Path) -> None:
     """`kill -9` in three phases and Ctrl-C in a fourth, each time the same command again; at last by name alone."""
     write_study(tmp_path, launches=8)
-    lost = []
+    interrupted: list[str] = []
     for phase in ("start", "ready", "measure"):
         driver = Running.start("--study", "study.yaml", cwd=tmp_path)
         driver.wait_for("[2]")
-        lost.append(wait_for_phase(tmp_path, phase))
+        interrupted.append(wait_for_phase(tmp_path, phase))
         driver.kill()
     driver = Running.start("--study", "study.yaml", cwd=tmp_path)
     driver.wait_for("was under way: it is made again")
     driver.wait_for("[2]")
-    lost.append(wait_for_phase(tmp_path, "measure"))
-    for nonce in lost[:-1]:
+    interrupted.append(wait_for_phase(tmp_path, "measure"))
+    for nonce in interrupted[:-1]:
         assert gone(nonce, 0.0), "what the dead drivers left was stopped before the next launch"
     driver.process.send_signal(signal.SIGINT)
     out, err = driver.process.communicate(timeout=40)
@@ -111,7 +111,7 @@ def test_killed_and_interrupted_again_and_again(tmp_path: Path) -> None:
     assert out == ""
     assert "Stopping the server" in err
     assert "can be resumed" in err
-    assert gone(lost[-1], 0.0)
+    assert gone(interrupted[-1], 0.0)
     with closing(Store.open(database(tmp_path))) as store:
         assert not store.open_launches(1)
         control = [row for row in store.launches(1) if row.role is Role.CONTROL]
@@ -122,9 +122,9 @@ def test_killed_and_interrupted_again_and_again(tmp_path: Path) -> None:
     with closing(Store.open(database(tmp_path))) as store:
         rows = store.launches(1)
     assert [row for row in rows if row.role is Role.CONTROL] == control  # not repeated
-    assert [row.nonce for row in rows if row.outcome is Outcome.LOST] == lost
+    assert [row.nonce for row in rows if row.outcome is Outcome.INTERRUPTED] == interrupted
     retried = [row.outcome for row in rows if row.trial == 1]
-    assert retried == [Outcome.LOST] * 4 + [Outcome.MEASURED]
+    assert retried == [Outcome.INTERRUPTED] * 4 + [Outcome.MEASURED]
 
 
 def wait_for_phase(directory: Path, phase: str) -> str:
