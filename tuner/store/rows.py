@@ -25,7 +25,11 @@ class StudyState(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How a launch ended."""
+    """How a launch ended.
+
+    LOST: the infrastructure took it, counted against `Budget.lost_launches`. INTERRUPTED: the user stopped it, or its
+    driver died; counted against nothing. Both are kept as rows, never told to the sampler, and made again.
+    """
 
     MEASURED = "measured"
     FAILED = "failed"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import func, inspect, select, text, update
+from sqlalchemy import func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -20,7 +20,8 @@ from tuner.store import lease
 from tuner.store.database import BUSY_TIMEOUT_S, Database, is_sqlite, masked_url
 from tuner.store.lease import Holder
 from tuner.store.rows import LaunchCounts, Outcome, StoredLaunch, StoredPhase, StoredStudy, StudyState
-from tuner.store.tables import SCHEMA_VERSION, HostRow, LaunchRow, PhaseRow, SchemaRow, StudyRow, Table, WindowRow
+from tuner.store.schema import prepare
+from tuner.store.tables import HostRow, LaunchRow, PhaseRow, StudyRow, WindowRow
 from tuner.store.text import Mask, json_text, storable, unmasked
 from tuner.values.configuration import Configuration
 from tuner.values.failure import Failure, FailureClass
@@ -29,9 +30,6 @@ from tuner.values.json import from_json
 from tuner.values.launch import Phase, Role, ServerIdentity
 from tuner.values.measurement import Measurement, Window
 from tuner.values.study import Budget, StudySpec
-
-_SCHEMA_LOCK = 0x74756E6572
-"""PostgreSQL advisory lock under which tables are made; the letters of "tuner"."""
 
 
 class Store:
@@ -66,7 +64,7 @@ class Store:
         """
         store = cls(Database(url, busy_timeout_s), clock)
         try:
-            store._prepare()
+            prepare(store._database)
         except BaseException:
             store.close()
             raise
@@ -91,26 +89,6 @@ class Store:
         """The folder of a SQLite file, where reports go too; ``None`` for a server."""
         url = self._database.url
         return Path(url.database or "").parent if is_sqlite(url) else None
-
-    def _prepare(self) -> None:
-        """Makes the tables unless they are there. A write even then: a read-only database is found now, not later."""
-        with self._database.writing() as session:
-            if not is_sqlite(self._database.url):
-                session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _SCHEMA_LOCK})
-            connection = session.connection()
-            found = None
-            if inspect(connection).has_table(SchemaRow.__tablename__):
-                found = session.scalar(select(SchemaRow.version))
-            if found is None:
-                Table.metadata.create_all(connection)
-                session.add(SchemaRow(version=SCHEMA_VERSION))
-            elif found != SCHEMA_VERSION:
-                raise StoreError(
-                    f"the database {self.url} has tables of version {found}, and this tuner knows version "
-                    f"{SCHEMA_VERSION}. Use the tuner that made it, or start a new database with --storage URL."
-                )
-            else:
-                session.execute(update(SchemaRow).values(version=SCHEMA_VERSION))
 
     # Studies
 

@@ -54,7 +54,7 @@ class Budget:
     """What a study may spend.
 
     Attributes:
-        launches: starts of a server, all roles together; lost ones are counted apart.
+        launches: starts of a server, all roles together; lost and interrupted ones are counted apart.
         hours: wall-clock time over all its runs; ``None``: no limit.
         lost_launches: launches lost to the infrastructure before the study stops.
     """
