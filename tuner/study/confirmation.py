@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from tuner.store.rows import Outcome
 from tuner.study.launcher import Job, Launcher, Worker
 from tuner.study.ledger import CONTROL, Tally, tallies
 from tuner.study.progress import Progress
@@ -162,7 +161,8 @@ class Confirmation:
         notes = [self._unspent] if self._unspent else []
         if made < kept and stage.begun() < stage.launches:
             why = "the time was up" if not stage.time_for(1) else "there was nothing to confirm"
-            notes.append(f"{kept - made} of the {kept} launches kept for confirmation were not made: {why}")
+            which = f"{kept - made} of the {kept}" if made else f"the {kept}"
+            notes.append(f"{which} launches kept for confirmation were not made: {why}")
         return tuple(notes)
 
 

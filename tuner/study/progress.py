@@ -163,7 +163,7 @@ class LiveProgress:
         self._clock = clock
         self._lines: dict[str, _HostLine] = {}
         self._standing = ""
-        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4, transient=True)
+        self._live = Live(console=console, get_renderable=self.__rich__, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> LiveProgress:
         self._live.start()
@@ -172,14 +172,14 @@ class LiveProgress:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def _render(self) -> Group:
+    def __rich__(self) -> Group:
         """A line for each host, none wider than the screen, and how the study stands; nothing before the first."""
         if not self._lines:
             return Group()
         table = Table.grid(padding=(0, 2, 0, 0), expand=True)
         # Fixed widths: a column that grows and shrinks with its text would make the whole line jump.
         table.add_column(no_wrap=True, overflow="ellipsis", max_width=20, style="bold")
-        table.add_column(no_wrap=True, overflow="ellipsis", width=20, style="cyan")
+        table.add_column(no_wrap=True, overflow="ellipsis", width=24, style="cyan")
         table.add_column(no_wrap=True, width=5, justify="right")
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         for host, line in self._lines.items():
@@ -220,7 +220,7 @@ class LiveProgress:
         row = Table.grid(padding=(0, 2, 0, 0))
         row.add_column(no_wrap=True, min_width=3, justify="right")
         row.add_column(no_wrap=True, width=max(len(role) for role in Role))
-        row.add_column(no_wrap=True, width=VALUE_WIDTH)
+        row.add_column(no_wrap=True, width=VALUE_WIDTH, justify="right")
         row.add_column(overflow="fold")
         row.add_row(
             Text(str(label.number)),

@@ -34,6 +34,7 @@ SHOWN = 12
 """Configurations in the table on the screen; all are in the database."""
 FAILURES_SHOWN = 8
 """Failed configurations that are told with their evidence."""
+SETTINGS_TITLE = "What the search space says of these settings:"
 
 
 @dataclass(frozen=True)
@@ -107,18 +108,22 @@ def title(report: Report) -> str:
     return f"Search: {report.objective.metric} in {report.objective.unit}, one launch each unless n says otherwise"
 
 
-def cells(report: Report, row: Tally) -> tuple[str, str, str, str, str]:
-    """One row of the table: trial, value, ratio to the default (> 1 is better), launches, configuration."""
+def cells(report: Report, row: Tally) -> tuple[str, str, str, str]:
+    """One row of the table but for the configuration: trial, value, ratio to the default (> 1 is better), launches."""
     trial = "" if row.trial is None else str(row.trial)
-    name = "default (control)" if row.configuration == CONTROL else str(row.configuration)
     if not row.values:
-        kind = next((f.failure_class.value for x, f in report.failed if x.configuration == row.configuration), "")
-        return trial, "failed", "", str(row.failed), f"{name}: {kind}" if kind else name
+        return trial, "failed", "", str(row.failed)
     control = next((each for each in report.rows if each.configuration == CONTROL and each.values), None)
     against = ""
     if control is not None and row.configuration != CONTROL:
         against = f"{row.value / control.value if report.maximize else control.value / row.value:.3f} ×"
-    return trial, f"{row.value:.2f}", against, str(len(row.values)), name
+    return trial, f"{row.value:.2f}", against, str(len(row.values))
+
+
+def kind(report: Report, row: Tally) -> str:
+    """What goes after a configuration that failed: its failure's class; empty for one that was measured."""
+    found = [failure for launch, failure in report.failed if launch.configuration == row.configuration]
+    return f": {found[0].failure_class.value}" if found and not row.values else ""
 
 
 def failure_title(report: Report) -> str:
@@ -162,12 +167,12 @@ def confirmed(report: Report) -> list[str]:
     ]
     if result.search_value is not None:
         change = result.confirmed_value / result.search_value - 1
-        same = "is the same within 0.1 %" if abs(change) < 0.001 else f"differs from that by {100 * change:+.1f} %"
+        again = f"{abs(100 * change):.1f} % {'more' if change > 0 else 'less'}"
+        if abs(change) < 0.001:
+            again = "the same within 0.1 %"
         beside = left_out(result)
         with_it = f" together with {beside}, left out since" if beside else ""
-        lines.append(
-            f"The search had measured {result.search_value:.2f} {unit} for it{with_it}; launched again it {same}."
-        )
+        lines.append(f"The search had measured {result.search_value:.2f} {unit} for it{with_it}; now it is {again}.")
     return lines
 
 
@@ -275,6 +280,7 @@ def show(report: Report, console: Console) -> None:
     console.print()
     for line in heading(report):
         console.print(Text(line, style="bold yellow" if report.facts.simulated else "bold"))
+    console.print(Text(title(report)))
     console.print(table(report))
     show_failures(report, console)
     sentences(findings(report), console)
@@ -284,13 +290,22 @@ def show(report: Report, console: Console) -> None:
     console.print(Text(f"    {report.command}"), soft_wrap=True)  # one line, however long: it is to be pasted
     console.print()
     if report.faster:
-        for setting, why in settings(report):
-            console.print(Padding(Text.assemble((setting, "bold"), f": {why}"), (0, 0, 0, 4)))
-        sentences(warnings(report), console)
-        console.print()
+        show_settings(report, console)
     sentences(cost(report), console)
     for line in where(report):
         console.print(Text(line), soft_wrap=True)
+
+
+def show_settings(report: Report, console: Console) -> None:
+    """What the space says of the winner's settings, and what nobody has shown about them."""
+    if found := settings(report):
+        console.print(Text(SETTINGS_TITLE))
+        for setting, why in found:
+            console.print(Padding(Text.assemble((setting, "bold"), f": {why}"), (0, 0, 0, 4)))
+        console.print()
+    for line in warnings(report):
+        console.print(Text(line, style="yellow"))
+    console.print()
 
 
 def sentences(lines: Iterable[str], console: Console) -> None:
@@ -307,12 +322,13 @@ def command_title(report: Report) -> str:
 def table(report: Report) -> Table:
     """The configurations of the search, best first, with the control, and what failed."""
     rows = report.rows
-    result = Table(title=title(report), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("trial", report.objective.metric, "vs default", "n", "configuration"):
         last = column == "configuration"
         result.add_column(column, justify="left" if last else "right", overflow="fold", no_wrap=not last)
     for row in rows[:SHOWN]:
-        result.add_row(*map(Text, cells(report, row)))
+        name = "default (control)" if row.configuration == CONTROL else str(row.configuration)
+        result.add_row(*map(Text, (*cells(report, row), name + kind(report, row))))
     if len(rows) > SHOWN:
         result.caption = f"{len(rows) - SHOWN} more in the database"
     return result
@@ -325,9 +341,10 @@ def show_failures(report: Report, console: Console) -> None:
     console.print(Text(failure_title(report)))
     for launch, failure in report.failed[:FAILURES_SHOWN]:
         console.print(Padding(Text(f"{launch.configuration} ({launch_name(launch)})", style="bold"), (0, 0, 0, 2)))
-        for line in (failure.what, failure.evidence, failure.remedy):
-            if line:
-                console.print(Padding(Text(line), (0, 0, 0, 4)))
+        console.print(Padding(Text(failure.what), (0, 0, 0, 4)))
+        console.print(Padding(Text(failure.evidence, style="dim"), (0, 0, 0, 4)))
+        if failure.remedy:
+            console.print(Padding(Text(failure.remedy), (0, 0, 0, 4)))
     if left := failures_left_out(report):
         console.print(Text(f"  {left}"))
     console.print()
@@ -358,6 +375,7 @@ def markdown(report: Report, shown: int | None = None) -> str:
     blocks += [command_title(report), f"    {report.command}"]
     if report.faster:
         if reasons_ := settings(report):
+            blocks.append(SETTINGS_TITLE)
             blocks.append("\n".join(f"- {code(setting)}: {prose(why)}" for setting, why in reasons_))
         blocks += warnings(report)
     blocks += [*cost(report), *where(report)]
@@ -369,8 +387,8 @@ def markdown_table(report: Report, rows: Iterable[Tally]) -> str:
     metric = f"{report.objective.metric} ({report.objective.unit})"
     lines = [("trial", metric, "vs default", "n", "configuration")]
     for row in rows:
-        trial, value, against, n, name = cells(report, row)
-        lines.append((trial, value, against, n, code(name) if row.configuration != CONTROL else name))
+        name = "default (control)" if row.configuration == CONTROL else code(str(row.configuration))
+        lines.append((*cells(report, row), name + kind(report, row)))
     lines = [tuple(cell.replace("|", "\\|") for cell in line) for line in lines]  # type: ignore[misc]
     widths = [max(len(line[column]) for line in lines) for column in range(4)]
     text = [
