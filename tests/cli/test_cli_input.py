@@ -109,5 +109,6 @@ def test_dry_run_prints_what_a_person_would_run(tmp_path: Path) -> None:
         "--disable-custom-all-reduce --mem-fraction-static 0.88 --trust-remote-code --host 127.0.0.1 --port 30000 "
         "--weight-version NONCE"
     )
-    assert commands[1].startswith("NCCL_ALGO=allreduce:tree ")
+    assert commands[1].startswith("NCCL_PROTO=LL ")
+    assert commands[2].startswith("NCCL_ALGO=allreduce:tree ")
     assert not (tmp_path / "studies").exists()

@@ -37,6 +37,7 @@ from tuner.store.rows import StoredStudy
 from tuner.store.store import Store
 from tuner.study.build import Rack, open_rack
 from tuner.study.dry_run import dry_run
+from tuner.study.holding import holding
 from tuner.study.options import (
     DEFAULT_STORAGE,
     DEFAULT_STUDY,
@@ -252,33 +253,43 @@ def progress_on(console: Console) -> Iterator[Progress]:
 async def run_study(
     store: Store, study: StoredStudy, options: Options, environment: Mapping[str, str], progress: Progress
 ) -> None:
-    """Runs a study's stages to their end and stores the result; counts the time whatever happens."""
+    """Runs a study's stages to their end and stores the result; counts the time whatever happens.
+
+    Raises:
+        StudyHeld: another driver runs it.
+    """
+    async with holding(store, study, progress):
+        greet(store, study, progress)
+        began = time.monotonic()
+
+        def seconds_left() -> float | None:
+            hours = study.spec.budget.hours
+            return None if hours is None else hours * 3600 - study.spent_s - (time.monotonic() - began)
+
+        try:
+            with Interrupt(progress) as interrupt:
+                async with open_rack(
+                    store, study, progress, ray_address=options.ray_address, environment=environment
+                ) as rack:
+                    interrupt.listen()
+                    announce(rack, progress)
+                    results = [
+                        await run_stage(store, study, rack, index, options, progress, seconds_left)
+                        for index in range(len(study.spec.stages))
+                    ]
+                    store.set_result(study.name, to_json(StudyResult(tuple(results))))
+        finally:
+            store.add_seconds(study.name, time.monotonic() - began)
+
+
+def greet(store: Store, study: StoredStudy, progress: Progress) -> None:
+    """Settles what a dead driver left, and says what is about to happen."""
     sentences = settle(store, study)
     begun = store.counts(study.id).spent
     what = f"goes on after {begun} of {study.spec.budget.launches} launches" if begun else "begins"
     progress.say(f"Study {study.name} {what}: starting Ray, connecting to {len(study.spec.hosts)} host(s) ...")
     for sentence in sentences:
         progress.say(sentence)
-    began = time.monotonic()
-
-    def seconds_left() -> float | None:
-        hours = study.spec.budget.hours
-        return None if hours is None else hours * 3600 - study.spent_s - (time.monotonic() - began)
-
-    with Interrupt(progress) as interrupt:
-        try:
-            async with open_rack(
-                store, study, progress, ray_address=options.ray_address, environment=environment
-            ) as rack:
-                interrupt.listen()
-                announce(rack, progress)
-                results = [
-                    await run_stage(store, study, rack, index, options, progress, seconds_left)
-                    for index in range(len(study.spec.stages))
-                ]
-                store.set_result(study.name, to_json(StudyResult(tuple(results))))
-        finally:
-            store.add_seconds(study.name, time.monotonic() - began)
 
 
 def announce(rack: Rack, progress: Progress) -> None:
