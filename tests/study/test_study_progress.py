@@ -117,9 +117,9 @@ class Clock:
         return self.now
 
 
-def quiet(clock: Clock) -> LiveProgress:
+def quiet(clock: Clock, width: int = 120) -> LiveProgress:
     """Live progress whose scrolling part nobody reads."""
-    return LiveProgress(Console(file=io.StringIO()), clock)
+    return LiveProgress(Console(file=io.StringIO(), width=width), clock)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def quiet(clock: Clock) -> LiveProgress:
             80,
             "one [7]  loading: weights 25 %      90 s  trial 6: NCCL_ALGO=allreduce:tree NCC…",
             ["launches 3/16 · control 40.0 tok/s · best so far 60.0 tok/s (1.50 ×) by trial 1",
-             "· about 25 min left"],
+             "about 25 min left"],
         ),
         (
             120,
@@ -140,7 +140,7 @@ def quiet(clock: Clock) -> LiveProgress:
     ],
 )  # fmt: skip
 def test_the_live_region_cuts_what_is_too_long(width: int, line: str, standing: list[str]) -> None:
-    live = quiet(clock := Clock())
+    live = quiet(clock := Clock(), width)
     launch = label(7, LONG)
     live.began(label(1, Configuration()))
     live.ended(label(1, Configuration()), "40.00 tok/s", STANDING)

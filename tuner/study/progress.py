@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,7 +60,9 @@ class Standing:
     seconds_left: float | None
     interrupted: int = 0
 
-    def __str__(self) -> str:
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What there is to say, a few words each."""
         words = [f"launches {self.spent}/{self.budget}"]
         if self.lost:
             words.append(f"lost {self.lost}")
@@ -73,7 +75,10 @@ class Standing:
             words.append(f"best so far {self.best:.1f} {self.unit}{against} by {self.best_label}")
         if self.seconds_left is not None:
             words.append(f"about {human_time(self.seconds_left)} left")
-        return " · ".join(words)
+        return tuple(words)
+
+    def __str__(self) -> str:
+        return " · ".join(self.words)
 
 
 class Progress(Protocol):
@@ -102,6 +107,17 @@ def human_time(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def lines_of(words: Iterable[str], width: int) -> list[str]:
+    """The words with dots between them, in lines no wider than the screen where no single one is."""
+    lines: list[str] = []
+    for word in words:
+        if lines and len(lines[-1]) + len(word) + 3 <= width:
+            lines[-1] += f" · {word}"
+        else:
+            lines.append(word)
+    return lines
 
 
 VALUE_WIDTH = 14
@@ -162,7 +178,7 @@ class LiveProgress:
         self._console = console
         self._clock = clock
         self._lines: dict[str, _HostLine] = {}
-        self._standing = ""
+        self._standing: tuple[str, ...] = ()
         self._live = Live(console=console, get_renderable=self.__rich__, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> LiveProgress:
@@ -191,7 +207,7 @@ class LiveProgress:
                 Text("" if line.ended else f"{self._clock() - line.since:.0f} s"),
                 Text("" if line.ended else str(line.label)),
             )
-        return Group(table, Text(self._standing, style="dim")) if self._standing else Group(table)
+        return Group(table, *(Text(line, style="dim") for line in lines_of(self._standing, self._console.width)))
 
     def say(self, message: str) -> None:
         """See `Progress`."""
@@ -213,7 +229,7 @@ class LiveProgress:
         """See `Progress`. What is too long for the column of values goes below, indented."""
         if label.host in self._lines:
             self._lines[label.host].ended = True
-        self._standing = str(standing)
+        self._standing = standing.words
         short, _, detail = (outcome, "", "") if len(outcome) <= VALUE_WIDTH else outcome.partition(": ")
         if len(short) > VALUE_WIDTH:
             short, detail = "", outcome
