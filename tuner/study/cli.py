@@ -103,12 +103,11 @@ async def run(options: Options, environment: Mapping[str, str]) -> int:
     else:
         spec, storage = None, options.storage or DEFAULT_STORAGE
     with contextlib.closing(Store.open(secrets.resolve_url(storage, environment))) as store:
-        study = resumed(store, options) if spec is None else started(store, spec, options)
+        study, wanted = resumed(store, options) if spec is None else started(store, spec, options)
         terminal = Console(stderr=True, highlight=False, markup=False)
-        if study.result is None:
+        if study.result is None or wanted != study.spec:
             with progress_on(terminal) as progress:
-                await run_study(store, study, options, environment, progress)
-            study = store.study(study.name) or study
+                study = await run_study(store, study, wanted, options, environment, progress)
         else:
             terminal.print(finished_before(store, study), soft_wrap=True)
         print_result(store, study, out)
@@ -184,45 +183,43 @@ def space_of(stage: StageSpec) -> SearchSpace:
     return load_space(stage.space, stage.space_name)
 
 
-def resumed(store: Store, options: Options) -> StoredStudy:
-    """The stored study that ``--resume`` names.
+def resumed(store: Store, options: Options) -> tuple[StoredStudy, StudySpec]:
+    """The stored study that ``--resume`` names, and the specification to go on with: its own, or a larger budget.
 
     Raises:
-        InputError: there is none.
+        InputError: there is none of that name.
     """
     study = store.study(options.resume or "")
     if study is None:
         names = ", ".join(row.name for row in store.studies()) or "none"
         raise InputError(f"--resume {options.resume}: {store.url} has no such study; it has: {names}.")
-    budget = budget_of(study.spec, options)
-    if study.result is None and budget != study.spec.budget:
-        spec = replace(study.spec, budget=budget)
-        check(spec)
-        store.replace_spec(study.name, spec)
-        return store.study(study.name) or study
-    return study
+    if study.result is not None:
+        return study, study.spec
+    wanted = replace(study.spec, budget=budget_of(study.spec, options))
+    check(wanted)
+    return study, wanted
 
 
-def started(store: Store, spec: StudySpec, options: Options) -> StoredStudy:
-    """The study to work on: a new one, or the stored one of that name.
+def started(store: Store, spec: StudySpec, options: Options) -> tuple[StoredStudy, StudySpec]:
+    """The study to work on, new or stored, and the specification to go on with.
 
     Raises:
         SpecificationChanged: the stored one was started with another specification.
     """
     existing = store.study(spec.name)
     if existing is None:
-        return store.create_study(spec)
+        return store.create_study(spec), spec
     if options.new:
-        return store.create_study(replace(spec, name=store.fresh_name(spec.name)))
+        spec = replace(spec, name=store.fresh_name(spec.name))
+        return store.create_study(spec), spec
     changed = differences(existing.spec, spec)
     if not changed and existing.result is not None:
-        return existing  # a finished study is not touched: not its budget either
+        return existing, existing.spec  # a finished study is not touched: not its budget either
     if changed and not options.accept_changes:
         raise SpecificationChanged(spec.name, changed)
     if changed and differences(measured_alike(existing.spec, spec), spec):
         raise SpecificationChanged(spec.name, changed, acceptable=False)
-    store.replace_spec(spec.name, spec)
-    return store.study(spec.name) or existing
+    return existing, spec
 
 
 def measured_alike(old: StudySpec, new: StudySpec) -> StudySpec:
@@ -251,14 +248,27 @@ def progress_on(console: Console) -> Iterator[Progress]:
 
 
 async def run_study(
-    store: Store, study: StoredStudy, options: Options, environment: Mapping[str, str], progress: Progress
-) -> None:
+    store: Store,
+    study: StoredStudy,
+    wanted: StudySpec,
+    options: Options,
+    environment: Mapping[str, str],
+    progress: Progress,
+) -> StoredStudy:
     """Runs a study's stages to their end and stores the result; counts the time whatever happens.
+
+    Args:
+        wanted: the specification to go on with.
 
     Raises:
         StudyHeld: another driver runs it.
     """
     async with holding(store, study, progress):
+        if wanted != study.spec:
+            store.replace_spec(study.name, wanted)
+        study = store.study(study.name) or study  # as it is now that nobody else works on it
+        if study.result is not None:
+            return study
         greet(store, study, progress)
         began = time.monotonic()
 
@@ -280,6 +290,7 @@ async def run_study(
                     store.set_result(study.name, to_json(StudyResult(tuple(results))))
         finally:
             store.add_seconds(study.name, time.monotonic() - began)
+    return store.study(study.name) or study
 
 
 def greet(store: Store, study: StoredStudy, progress: Progress) -> None:
