@@ -15,7 +15,8 @@ from tuner.documents.objective import load_objective
 from tuner.engines import engine
 from tuner.space.load import load_space
 from tuner.store.rows import Outcome, StoredLaunch
-from tuner.study.report import FAILURES_SHOWN, Report, code, dashboard_program, markdown, show
+from tuner.study.markdown import code
+from tuner.study.report import FAILURES_SHOWN, Report, dashboard_program, markdown, show
 from tuner.study.verdict import Claim
 from tuner.study.winner import Winner, reasons
 from tuner.testing import two_gpus

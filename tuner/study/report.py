@@ -21,6 +21,7 @@ from tuner.documents.objective import Objective
 from tuner.space.space import SearchSpace
 from tuner.store.rows import Outcome, StoredLaunch
 from tuner.study.ledger import CONTROL, Tally, tallies
+from tuner.study.markdown import aligned, code, prose
 from tuner.study.progress import human_time
 from tuner.study.result import StageResult
 from tuner.study.verdict import Claim, evidence
@@ -383,20 +384,13 @@ def markdown(report: Report, shown: int | None = None) -> str:
 
 
 def markdown_table(report: Report, rows: Iterable[Tally]) -> str:
-    """The table, its columns padded so that it can be read as it stands; the last is not, and may be long."""
-    metric = f"{report.objective.metric} ({report.objective.unit})"
-    lines = [("trial", metric, "vs default", "n", "configuration")]
+    """The configurations as a table."""
+    header = ("trial", f"{report.objective.metric} ({report.objective.unit})", "vs default", "n", "configuration")
+    lines = []
     for row in rows:
         name = "default (control)" if row.configuration == CONTROL else code(str(row.configuration))
         lines.append((*cells(report, row), name + kind(report, row)))
-    lines = [tuple(cell.replace("|", "\\|") for cell in line) for line in lines]  # type: ignore[misc]
-    widths = [max(len(line[column]) for line in lines) for column in range(4)]
-    text = [
-        "| " + " | ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=False)) + f" | {line[4]} |"
-        for line in lines
-    ]
-    rule = "|" + "|".join("-" * (width + 1) + ":" for width in widths) + "|---|"
-    return "\n".join([text[0], rule, *text[1:]])
+    return aligned(header, lines)
 
 
 def markdown_failures(report: Report) -> str:
@@ -410,17 +404,3 @@ def markdown_failures(report: Report) -> str:
     if left := failures_left_out(report):
         lines.append(f"- {left}")
     return "\n".join(lines)
-
-
-def code(text: str) -> str:
-    """A text as Markdown's inline code, whatever is in it: it may come from a stranger's space or a server's log."""
-    text = " ".join(text.split())
-    fence = "`"
-    while fence in text:
-        fence += "`"
-    return f"{fence} {text} {fence}" if len(fence) > 1 else f"`{text}`"
-
-
-def prose(text: str) -> str:
-    """A text in which no HTML is left: the dashboard would show it."""
-    return text.replace("<", "&lt;")
