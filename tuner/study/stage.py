@@ -111,6 +111,7 @@ class Stage:
             spent=counts.spent,
             budget=self.study.spec.budget.launches,
             lost=counts.lost,
+            interrupted=counts.interrupted,
             best=best[0].value if best else None,
             best_label=(f"trial {best[0].trial}" if best[0].trial is not None else "control") if best else "",
             control=geometric_mean(control) if control else None,
