@@ -15,6 +15,7 @@ from tuner.store.rows import StoredStudy
 from tuner.store.store import Store
 from tuner.study.report import Report, markdown, show
 from tuner.study.result import StageResult, StudyResult
+from tuner.study.selection import space_of
 from tuner.study.winner import Winner
 from tuner.values.json import from_json
 
