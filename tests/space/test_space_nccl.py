@@ -71,6 +71,7 @@ def test_what_every_study_starts_with() -> None:
     tree, few, small = ("NCCL_ALGO", "allreduce:tree"), ("NCCL_MAX_NCHANNELS", 2), ("NCCL_BUFFSIZE", 1048576)
     assert [offered.configuration(f.values) for f in offered.first] == [
         Configuration.of(),
+        Configuration.of({"NCCL_PROTO": "LL"}),
         Configuration.of(dict([tree])),
         Configuration.of(dict([few])),
         Configuration.of(dict([small])),
