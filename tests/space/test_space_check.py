@@ -97,7 +97,7 @@ def test_a_faulty_space_is_explained_on_standard_error(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines() == [
         f"{path}:2: env.NCCL_ALGO.choises: found an unknown key, expected one of choices, int, float, default, when,"
-        " requires, why; did you mean 'choices'?",
+        " otherwise, requires, why; did you mean 'choices'?",
         f"{path}:3: env.NCCL_PROTO: found 3, expected a mapping (key: value)",
     ]
 

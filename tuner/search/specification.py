@@ -95,11 +95,16 @@ class Specification:
 
 
 def _described(parameter: Parameter) -> str:
-    """A parameter's values, kinds and all, and its condition; ``1``, ``1.0`` and ``true`` are three values."""
+    """A parameter's values, kinds and all, its condition and what it is without.
+
+    ``1``, ``1.0`` and ``true`` are three values.
+    """
     distribution = parameter.distribution
     values = json.dumps(distribution.values) if isinstance(distribution, Categorical) else repr(distribution)
     unset = " or unset" if parameter.may_be_unset else ""
-    return f"{parameter.kind} {values}{unset}{f' when {parameter.when}' if parameter.when else ''}"
+    when = f" when {parameter.when}" if parameter.when else ""
+    otherwise = f" otherwise {parameter.otherwise}" if parameter.otherwise else ""
+    return f"{parameter.kind} {values}{unset}{when}{otherwise}"
 
 
 def _changes(prefix: str, old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:

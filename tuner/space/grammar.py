@@ -144,6 +144,17 @@ def parse_condition(text: str) -> Condition:
     return _Parser(text).whole()
 
 
+def parse_operand(text: str) -> Operand:
+    """The tree of a value, such as ``STEPS + 1``: a *sum* of the grammar.
+
+    Raises:
+        InputError: as `parse_condition`, and when it is a condition.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise fault(text, MAX_CHARACTERS + 1, f"{len(text)} characters", f"at most {MAX_CHARACTERS}")
+    return _Parser(text).value()
+
+
 def normalized(text: str) -> str:
     """The words of a rule, spaced and quoted in one way: equal for rules that differ in layout only."""
     return " ".join(
@@ -189,6 +200,12 @@ class _Parser:
         if self._here.kind != "end":
             raise self._unexpected("a comparison, 'and', 'or' or the end of the rule")
         return self._as_condition(node)
+
+    def value(self) -> Operand:
+        node = self._junction()
+        if self._here.kind != "end":
+            raise self._unexpected("'+ - * /' or the end of the value")
+        return self._as_operand(node)
 
     @property
     def _here(self) -> Token:

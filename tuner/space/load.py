@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 
 from tuner.documents.complaints import did_you_mean, shown
@@ -13,7 +14,7 @@ from tuner.space.distribution import Categorical, Choice, Distribution, FloatRan
 from tuner.space.grammar import parse_condition
 from tuner.space.guard import Guard
 from tuner.space.parameter import Kind, Parameter, Rule, TryFirst
-from tuner.space.rules import Choices, Expression, identifier, parse, same
+from tuner.space.rules import Choices, Expression, Formula, identifier, parse, parse_formula, same
 from tuner.space.schema import ChoiceDocument, ParameterDocument, RequiresDocument, SpaceDocument
 from tuner.space.space import SearchSpace
 from tuner.values.configuration import Scalar
@@ -189,10 +190,21 @@ class _Loader:
         found: dict[str, Parameter] = {}
         for name, p in parameters.items():
             section = self._document.env if p.kind is Kind.ENV else self._document.args
-            text = section[name].when
+            text, follows = section[name].when, section[name].otherwise
             when = None if text is None else self._expression((p.kind.value, name, "when"), text, domains)
-            found[name] = Parameter(p.kind, name, p.distribution, p.default, when, p.guard, p.why)
+            otherwise = None if follows is None else self._formula((p.kind.value, name, "otherwise"), follows, domains)
+            if follows is not None and text is None:
+                self._note((p.kind.value, name, "otherwise"), "found otherwise without when, expected both or neither")
+            found[name] = replace(p, when=when, otherwise=otherwise)
         return found
+
+    def _formula(self, path: Path, text: str, domains: Mapping[str, Choices | None]) -> Formula | None:
+        try:
+            return parse_formula(text, {**domains, **{name: None for name in self._faulty}})
+        except InputError as error:
+            if not self._faulty & set(re.findall(r"\w+", text)):
+                self._note(path, str(error))
+            return None
 
     def _rules(self, domains: Mapping[str, Choices | None]) -> tuple[Rule, ...]:
         rules = []
@@ -222,12 +234,9 @@ class _Loader:
         return tuple(entries)
 
     def _ordered(self, parameters: Mapping[str, Parameter]) -> tuple[Parameter, ...]:
-        """In the file's order, but each after those that its condition names."""
+        """In the file's order, but each after those that its condition and its `otherwise` name."""
         names = {identifier(name): name for name in parameters}
-        depends = {
-            name: [names[n] for n in sorted(p.when.names) if n in names] if p.when else []
-            for name, p in parameters.items()
-        }
+        depends = {name: [names[n] for n in sorted(_depends_on(p)) if n in names] for name, p in parameters.items()}
         try:
             TopologicalSorter(depends).prepare()
         except CycleError as error:
@@ -263,6 +272,14 @@ class _Loader:
                 continue
             for broken in whole.broken_rules(values):
                 self._note(path, f"found a configuration that breaks {broken}, expected one that meets every rule")
+
+
+def _depends_on(parameter: Parameter) -> frozenset[str]:
+    """The names, as expressions write them, that must be settled before it."""
+    used: frozenset[str] = frozenset()
+    for expression in (parameter.when, parameter.otherwise):
+        used |= expression.names if expression else frozenset()
+    return used
 
 
 def _value_problem(kind: Kind, value: Scalar) -> str | None:

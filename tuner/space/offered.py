@@ -67,7 +67,7 @@ class OfferedSpace:
     """Parameters with the version guards applied.
 
     An *assignment* is a mapping with a value for each parameter; ``None`` is unset. Parameters whose condition does
-    not hold are unset in it.
+    not hold are unset in it, or what they follow from (`Parameter.otherwise`).
 
     Attributes:
         parameters: in an order in which each comes after those that its condition names.
@@ -90,7 +90,9 @@ class OfferedSpace:
         """
         values: dict[str, Scalar] = {}
         for parameter in self.parameters:
-            values[parameter.name] = _suggest(trial, parameter) if _active(parameter, values) else None
+            values[parameter.name] = (
+                _suggest(trial, parameter) if _active(parameter, values) else parameter.implied(values)
+            )
         return values
 
     def parameters_for(self, values: Mapping[str, Scalar]) -> dict[str, Any]:
@@ -109,11 +111,11 @@ class OfferedSpace:
 
     def configuration(self, values: Mapping[str, Scalar]) -> Configuration:
         """The environment variables and arguments that the assignment sets."""
-        active = {p.name: values.get(p.name) for p in self.parameters if _active(p, values)}
+        settled = {p.name: values.get(p.name) if _active(p, values) else p.implied(values) for p in self.parameters}
         kinds = {p.name: p.kind for p in self.parameters}
         return Configuration.of(
-            env={name: value for name, value in active.items() if kinds[name] is Kind.ENV},
-            args={name: value for name, value in active.items() if kinds[name] is Kind.ARGS},
+            env={name: value for name, value in settled.items() if kinds[name] is Kind.ENV},
+            args={name: value for name, value in settled.items() if kinds[name] is Kind.ARGS},
         )
 
     def broken_rules(self, values: Mapping[str, Scalar]) -> tuple[str, ...]:
@@ -136,9 +138,11 @@ class OfferedSpace:
         values: dict[str, Scalar] = {}
         for parameter in self.parameters:
             name, active = parameter.name, _active(parameter, values)
-            value = chosen.get(name, parameter.default if active else None)
-            if value is not None and not active:
-                problems.append(f"{name}: found {shown(value)}, expected unset: it needs {parameter.when}")
+            follows = None if active else parameter.implied(values)
+            value = chosen.get(name, parameter.default if active else follows)
+            if not active and not same(value, follows):
+                expected = "unset: it needs" if follows is None else f"{shown(follows)}, which follows unless"
+                problems.append(f"{name}: found {shown(value)}, expected {expected} {parameter.when}")
             elif active and not parameter.allows(value):
                 expected = f"{name}: found {shown(value)}, expected one of {parameter.words}"
                 problems.append(self._withheld_note(name, value) or expected)

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from tuner.space.distribution import Categorical, Distribution
 from tuner.space.guard import Guard
-from tuner.space.rules import Choices, Expression, identifier
+from tuner.space.rules import Choices, Expression, Formula, identifier
 from tuner.values.configuration import Scalar
 
 
@@ -29,6 +29,7 @@ class Parameter:
         when: the condition under which it is set at all; ``None``: always. Where it does not hold it is unset.
         guard: where it may be used.
         why: the fact behind it.
+        otherwise: what it is where `when` does not hold, computed from parameters before it; ``None``: unset.
     """
 
     kind: Kind
@@ -38,6 +39,11 @@ class Parameter:
     when: Expression | None = None
     guard: Guard = field(default_factory=Guard)
     why: str = ""
+    otherwise: Formula | None = None
+
+    def implied(self, values: Mapping[str, Scalar]) -> Scalar:
+        """Its value where its condition does not hold, the values of what it depends on being settled."""
+        return None if self.otherwise is None else self.otherwise.value(by_identifier(values))
 
     @property
     def may_be_unset(self) -> bool:

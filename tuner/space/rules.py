@@ -37,6 +37,7 @@ from tuner.space.grammar import (
     Relation,
     fault,
     parse_condition,
+    parse_operand,
 )
 from tuner.values.configuration import Scalar
 
@@ -103,6 +104,45 @@ class Comparison(Expression):
         if over == 0 and self.condition.sign in ("<", ">"):
             return sys.float_info.min
         return over
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A number computed from named values.
+
+    Attributes:
+        text: as written.
+        names: that it uses.
+        operand: its tree.
+    """
+
+    text: str
+    names: frozenset[str]
+    operand: Operand
+
+    def value(self, values: Mapping[str, Scalar]) -> int | float | None:
+        """The number; ``None`` when a name that it needs is null.
+
+        Raises:
+            InputError: a value is no number; not for values that `parse_formula` was told of.
+        """
+        return _number_at(self.operand, values, self.text)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def parse_formula(text: str, names: Names) -> Formula:
+    """A formula of the text, such as ``speculative_num_steps + 1``.
+
+    Raises:
+        InputError: the text is no value of the grammar, uses an unknown name or what can be no number.
+    """
+    operand = parse_operand(text)
+    _check(operand, names, text)
+    if other := _kinds(operand, names) - {"a number"}:
+        raise fault(text, operand.column, f"what can be {sorted(other)[0]}", "a number")
+    return Formula(text, frozenset(node.name for node in _nodes(operand) if isinstance(node, Name)), operand)
 
 
 def parse(text: str, names: Names) -> Expression:
@@ -175,7 +215,7 @@ def _nodes(node: Node) -> Iterator[Node]:
             assert_never(node)
 
 
-def _check(condition: Condition, names: Names, text: str) -> None:
+def _check(condition: Node, names: Names, text: str) -> None:
     """Finds what can never be meant, before any value is known."""
     for node in _nodes(condition):
         match node:

@@ -66,6 +66,7 @@ class ParameterDocument(Document):
     float: FloatDocument | None = None
     default: Scalar = None
     when: str | None = None
+    otherwise: str | None = None
     requires: RequiresDocument = RequiresDocument()
     why: str = ""
 

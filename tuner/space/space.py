@@ -148,6 +148,7 @@ def _parameter_meaning(parameter: Parameter) -> dict[str, Any]:
         "default": parameter.default,
         "when": normalized(parameter.when.text) if parameter.when else None,
         "requires": _guard_meaning(parameter.guard),
+        **({"otherwise": normalized(parameter.otherwise.text)} if parameter.otherwise else {}),
     }
 
 

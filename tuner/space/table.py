@@ -83,7 +83,8 @@ def _parameters(parameters: Iterable[Parameter], with_why: bool) -> RenderableTy
     rows = []
     for p in parameters:
         default = "unset" if p.default is None else str(p.default)
-        cells = (p.name, p.kind.value, p.words, default, str(p.when or ""), str(p.guard), p.why)
+        when = f"{p.when or ''}{f'; otherwise {p.otherwise}' if p.otherwise else ''}"
+        cells = (p.name, p.kind.value, p.words, default, when, str(p.guard), p.why)
         rows.append(cells[: len(columns)])
     return _rows("Parameters", columns, rows)
 
