@@ -16,6 +16,7 @@ from tuner.simulated.nccl_belief import Belief, Topology
 from tuner.simulated.nccl_settings import PATHS, NcclSettings
 from tuner.simulated.nccl_truth import LinkCosts
 from tuner.simulated.noise import Noise
+from tuner.simulated.speculation import DraftCosts
 
 _GIB = 1 << 30
 
@@ -72,6 +73,7 @@ class Machine:
         overhead_s: of the scheduler, each step.
         prefill_tok_s: tokens a second of prefill without all-reduces.
         real_launch_s: what one launch takes on the real machine.
+        draft: what speculation costs on it, beside the verify step.
     """
 
     name: str
@@ -95,6 +97,7 @@ class Machine:
     prefill_tok_s: float
     real_launch_s: float
     noise: Noise
+    draft: DraftCosts
     inert: bool = False
 
     def belief(self, settings: NcclSettings) -> Belief:
@@ -190,6 +193,13 @@ _PCIE8 = Machine(
     prefill_tok_s=4000.0,
     real_launch_s=480.0,
     noise=Noise(restart_cv=0.003, window_cv=0.001),
+    draft=DraftCosts(
+        step_s=0.8e-3,  # with two all-reduces of LL, three steps take the 3 ms of the motivating case
+        branch_s=3e-6,
+        per_stream_s=0.12e-3,
+        weights_bytes=int(0.87 * _GIB),
+        graph_bytes=int(0.23 * _GIB),
+    ),
 )
 
 _H200X2 = Machine(
@@ -214,6 +224,13 @@ _H200X2 = Machine(
     prefill_tok_s=45000.0,
     real_launch_s=57.0,
     noise=Noise(restart_cv=0.003, window_cv=0.001),
+    draft=DraftCosts(
+        step_s=0.695e-3,  # cycle of 7.386 ms at (3, 1, 4) and one stream
+        branch_s=3.4e-6,  # cycle of 8.36 ms at (3, 4, 8) and one stream
+        per_stream_s=0.122e-3,  # cycle of 11.96 ms at (3, 1, 4) and eight streams
+        weights_bytes=int(0.87 * _GIB),
+        graph_bytes=int(0.23 * _GIB),  # verify 0.20 instead of 0.10, draft decode 0.05, draft extend 0.08
+    ),
 )
 
 _FLAT = replace(

@@ -1,7 +1,7 @@
 """What fits on a GPU of a simulated machine.
 
     memory at the start = GPU − driver and CUDA context
-    static part         = memory at the start × --mem-fraction-static = weights + KV cache
+    static part         = memory at the start × --mem-fraction-static = weights + drafter's weights + KV cache
     what is left        = working memory (activations, workspaces, graphs) + NCCL's buffers
 
 Too little for the weights fails while loading; too little of what is left fails at graph capture, when the first
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from tuner.simulated.machine import Machine
 from tuner.simulated.nccl_belief import Belief
 from tuner.simulated.nccl_settings import NcclSettings
+from tuner.simulated.speculation import Speculation
 
 _CONTEXT_BYTES = int(1.56 * (1 << 30))  # measured on H200: 140.40 GiB in all, 138.84 GB "avail mem" before the weights
 _DEFAULT_FRACTION = 0.88  # SGLang computes one where none is given; about this on such GPUs
@@ -33,6 +34,8 @@ class MemoryPlan:
         start_bytes: free before the weights are loaded.
         static_bytes: what ``--mem-fraction-static`` gives to weights and KV cache.
         nccl_bytes: NCCL's buffers on the GPU.
+        kv_bytes_per_token: of the cache; a drafter adds its layer.
+        draft_bytes: the drafter's weights.
     """
 
     start_bytes: int
@@ -40,11 +43,13 @@ class MemoryPlan:
     weights_bytes: int
     working_bytes: int
     nccl_bytes: int
+    kv_bytes_per_token: int
+    draft_bytes: int = 0
 
     @property
     def kv_bytes(self) -> int:
         """For the KV cache; negative where the weights do not fit."""
-        return self.static_bytes - self.weights_bytes
+        return self.static_bytes - self.weights_bytes - self.draft_bytes
 
     @property
     def left_bytes(self) -> int:
@@ -82,10 +87,14 @@ def plan(machine: Machine, settings: NcclSettings, args: Mapping[str, str | bool
         tree: whether an all-reduce of a decode step uses Tree.
     """
     start = machine.gpu_memory_bytes - _CONTEXT_BYTES
+    model, speculation = machine.model, Speculation.of(args)
+    drafts = speculation is not None and speculation.steps > 0
     return MemoryPlan(
         start_bytes=start,
         static_bytes=int(start * fraction_of(args)),
-        weights_bytes=machine.model.weights_bytes // machine.gpus,
-        working_bytes=machine.working_bytes,
+        weights_bytes=model.weights_bytes // machine.gpus,
+        working_bytes=machine.working_bytes + (machine.draft.graph_bytes if drafts else 0),
         nccl_bytes=nccl_bytes(machine, machine.belief(settings), tree=tree),
+        kv_bytes_per_token=model.kv_bytes_per_token * (model.layers + drafts) // model.layers,
+        draft_bytes=machine.draft.weights_bytes if drafts else 0,
     )

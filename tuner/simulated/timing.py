@@ -1,6 +1,8 @@
 """How long a step of the imitated server takes, and which starts do not succeed.
 
-    step = compute + all-reduces a step × time of an all-reduce + scheduler overhead
+    step  = compute + all-reduces a step × time of an all-reduce + scheduler overhead
+    cycle = a step of streams × draft tokens + draft steps × (draft step + 2 all-reduces of streams × topk tokens)
+            + more for each further stream, with speculation (`speculation`)
 
 `nccl_belief` says what NCCL launches in an environment, `nccl_truth` how long that takes; `noise` varies the whole.
 """
@@ -19,13 +21,15 @@ from tuner.simulated.nccl_belief import Belief, CollectiveLaunch
 from tuner.simulated.nccl_settings import NcclRefuses, NcclSettings
 from tuner.simulated.nccl_truth import allreduce_s
 from tuner.simulated.noise import NoiseFactors
+from tuner.simulated.speculation import Speculation
 
-FailureKind = Literal["nccl_refused", "out_of_memory_load", "out_of_memory_capture", "hang_load"]
+FailureKind = Literal["nccl_refused", "out_of_memory_load", "out_of_memory_capture", "hang_load", "draft_tree"]
 FailureStage = Literal["init", "load", "capture"]
 
 _PCIE_IPC_SINCE = (0, 5, 21)
 _PCIE_IPC_RANKS = (2, 4, 8)
 _INVALID_USAGE = "NCCL error: invalid usage (run with NCCL_DEBUG=WARN for details)"
+_DRAFT_ALLREDUCES = 2  # the drafter is one decoder layer
 _MIB = 1 << 20
 _GIB = 1 << 30
 
@@ -71,6 +75,7 @@ class StepTimes:
         self.machine = machine
         self._env = _environment(env, args)
         self._args = dict(args)
+        self.speculation = Speculation.of(args)
         self._noise = NoiseFactors(machine.noise, seed, noise)
         self._refusal = ""
         try:
@@ -113,14 +118,30 @@ class StepTimes:
         )
 
     def steady_step_s(self, batch: int) -> float:
-        """A decode step of that many running streams, ≥ 1, without noise."""
+        """A decode step of that many running streams, ≥ 1, without noise.
+
+        With speculation a cycle of draft and verify, which yields several tokens a stream.
+        """
         step = self._steps.get(batch)
         if step is None:
-            m = self.machine
-            compute = m.compute_s + m.compute_per_stream_s * (batch - 1)
-            allreduces = m.model.allreduces_per_step * self.allreduce_s(m.model.message_bytes(batch))
-            step = self._steps[batch] = compute + m.overhead_s + allreduces
+            step = self._forward_s(batch) if self.speculation is None else self._cycle_s(batch, self.speculation)
+            self._steps[batch] = step
         return step
+
+    def _forward_s(self, tokens: int) -> float:
+        """A pass of the model over that many tokens of running streams."""
+        m = self.machine
+        compute = m.compute_s + m.compute_per_stream_s * (tokens - 1)
+        allreduces = m.model.allreduces_per_step * self.allreduce_s(m.model.message_bytes(tokens))
+        return compute + m.overhead_s + allreduces
+
+    def _cycle_s(self, batch: int, speculation: Speculation) -> float:
+        """Draft steps and the verify step after them."""
+        costs, topk = self.machine.draft, speculation.topk
+        allreduce_s = self.allreduce_s(self.machine.model.message_bytes(batch * topk))
+        draft_s = costs.step_s + costs.branch_s * (topk - 1) + _DRAFT_ALLREDUCES * allreduce_s
+        verify_s = self._forward_s(batch * speculation.tokens)
+        return verify_s + speculation.steps * draft_s + costs.per_stream_s * (batch - 1)
 
     def step_s(self, batch: int, now_s: float) -> float:
         """A decode step of that many running streams that begins at a time of the caller's monotonic clock.
@@ -151,6 +172,8 @@ class StepTimes:
         running = (algorithm, protocol, self.channels, self._belief.settings.threads)
         if self.p2p_hops < 1.0 and running in self.machine.costs.unfinished:
             return ModelledFailure("hang_load", "capture", "", "")
+        if self.speculation is not None and not self.speculation.fits:
+            return ModelledFailure("draft_tree", "capture", "", "selected index k out of range")
         return None
 
     def _out_of_memory(self, stage: FailureStage) -> ModelledFailure | None:
@@ -160,7 +183,7 @@ class StepTimes:
             if planned.weights_bytes > planned.start_bytes:
                 message = "torch.OutOfMemoryError: " + self._cuda_out_of_memory(planned, planned.start_bytes)
                 return ModelledFailure("out_of_memory_load", "load", "", message)
-            if planned.kv_bytes < self.machine.model.kv_bytes_per_token:
+            if planned.kv_bytes < planned.kv_bytes_per_token:
                 return ModelledFailure(
                     "out_of_memory_load",
                     "load",

@@ -9,6 +9,7 @@ from typing import Any
 from tuner.simulated import memory
 from tuner.simulated.machine import Machine
 from tuner.simulated.nccl_settings import NcclRefuses, NcclSettings
+from tuner.simulated.standin.server_args import model_args
 
 _GRAPH_BYTES = int(0.1 * (1 << 30))
 """Of the working memory, what SGLang names at the end of graph capture: "mem usage=0.10 GB" at tp 2 on H200."""
@@ -45,14 +46,13 @@ class Capacity:
         except NcclRefuses:  # the start fails at NCCL's communicators, before memory counts
             settings = NcclSettings.of({})
         tree = settings.algorithms.get("AllReduce", {}).get("Tree", False)
-        fraction = {"mem-fraction-static": str(args["mem_fraction_static"])}
-        plan = memory.plan(machine, settings, fraction, tree=tree)
-        tokens = max(0, plan.kv_bytes) // machine.model.kv_bytes_per_token
+        plan = memory.plan(machine, settings, model_args(args), tree=tree)
+        tokens = max(0, plan.kv_bytes) // plan.kv_bytes_per_token
         if args["max_total_tokens"]:
             tokens = min(tokens, args["max_total_tokens"])
         context = args["context_length"] or machine.model.context
         running = args["max_running_requests"] or min(max(int(tokens / context * 512), 2048), 4096)
-        kv_bytes = tokens * machine.model.kv_bytes_per_token
+        kv_bytes = tokens * plan.kv_bytes_per_token
         return cls(plan, machine.gpu_memory_bytes, kv_bytes, tokens, context, running)
 
     @property
@@ -78,7 +78,7 @@ class Capacity:
     @property
     def after_pool_bytes(self) -> int:
         """Free when the KV cache is allocated."""
-        return self.after_weights_bytes - self.kv_bytes
+        return self.after_weights_bytes - self.plan.draft_bytes - self.kv_bytes
 
     @property
     def after_capture_bytes(self) -> int:

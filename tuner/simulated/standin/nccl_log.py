@@ -118,13 +118,13 @@ class NcclLog:
                 lines.append(f"{name} set by environment to {strtoll(value) or 0}.")
         return lines
 
-    def chosen(self, batches: list[int]) -> str:
-        """What it picks for the all-reduces of each captured batch size, with the TUNING subsystem."""
+    def chosen(self, tokens: list[int]) -> str:
+        """What it picks for the all-reduces of steps of so many tokens, with the TUNING subsystem."""
         if not self._tuning:
             return ""
         lines = []
-        for batch in batches:
-            size = self._times.machine.model.message_bytes(batch)
+        for count in tokens:
+            size = self._times.machine.model.message_bytes(count)
             algorithm, protocol, channels = self._times.chosen(size)
             where = f"channel{{Lo..Hi}}={{0..{channels - 1}}}"
             lines.append(f"AllReduce: {size} Bytes -> Algo {algorithm.upper()} proto {protocol.upper()} {where}")

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tuner.simulated.speculation import looks_random
 from tuner.simulated.standin.capacity import Capacity
 from tuner.simulated.standin.frames import Frames, Message
 from tuner.simulated.standin.lateness import Lateness
@@ -43,6 +44,7 @@ class Running:
         limit: most tokens to generate.
         made: tokens generated so far.
         verifies: verify steps, with speculation.
+        inflated: its prompt makes a drafter look better than it is.
     """
 
     rid: str
@@ -54,6 +56,7 @@ class Running:
     cached: int = 0
     made: int = 0
     verifies: int = 0
+    inflated: bool = False
     entered_s: float = 0.0
     out: list[int] = field(default_factory=list)
 
@@ -104,7 +107,7 @@ class Scheduler:
         self._made = 0
         self._throughput = 0.0
         self._draft = int(args["speculative_num_draft_tokens"] or 1) if args["speculative_algorithm"] else 0
-        self._accept = float(env.get("SGLANG_SIMULATE_ACC_LEN") or 1.0)
+        self._simulated_accept = float(env.get("SGLANG_SIMULATE_ACC_LEN") or 0.0)
         self._random = random.Random(args["random_seed"])  # noqa: S311
         self._verifies = 0
         self._accepted = 0
@@ -189,6 +192,7 @@ class Scheduler:
                 ignore_eos=message["ignore_eos"],
                 answer=Answer.to(ids, message["opening"], salt=salt),
                 arrived_s=time.monotonic(),
+                inflated=looks_random(ids),
             )
         )
 
@@ -234,14 +238,17 @@ class Scheduler:
     def _accepted_tokens(self, item: Running) -> int:
         """Tokens of one step of one request.
 
-        With speculation random, with the mean that ``SGLANG_SIMULATE_ACC_LEN`` asks for; without that nothing is
-        accepted, since no drafter is modelled.
+        With speculation random: what is accepted of the drafter, or, on average, ``SGLANG_SIMULATE_ACC_LEN``.
         """
         if not self._draft:
             return 1
-        mean = min(self._accept, float(self._draft))
-        low = int(mean)
-        count = min(low + (self._random.random() < mean - low), item.limit - item.made)
+        if self._simulated_accept:
+            mean = min(self._simulated_accept, float(self._draft))
+            count = int(mean) + (self._random.random() < mean - int(mean))
+        else:
+            model = self._times.speculation
+            count = 1 if model is None else model.accepted(self._random, inflated=item.inflated)
+        count = min(count, item.limit - item.made)
         item.verifies += 1
         self._verifies += 1
         self._accepted += count

@@ -16,6 +16,7 @@ from tuner.simulated.standin.settings import Settings
 from tuner.simulated.timing import ModelledFailure, StepTimes
 
 _GIB = 1 << 30
+_DRAFT_ARCHITECTURE = "LlamaForCausalLMEagle3"
 _SHARE = {"init": 0.2, "load": 0.3, "capture": 0.5}
 """How the loading time is divided."""
 
@@ -131,6 +132,13 @@ class Startup:
             f"Load weight end. elapsed={seconds:.2f} s, type={model.architectures[0]}, "
             f"avail mem={room.after_weights_bytes / _GIB:.2f} GB, mem usage={room.weight_bytes / _GIB:.2f} GB."
         )
+        if room.plan.draft_bytes:
+            after = room.after_weights_bytes - room.plan.draft_bytes
+            self._log.line(f"Load weight begin. avail mem={room.after_weights_bytes / _GIB:.2f} GB")
+            self._log.line(
+                f"Load weight end. elapsed=0.01 s, type={_DRAFT_ARCHITECTURE}, avail mem={after / _GIB:.2f} GB, "
+                f"mem usage={room.plan.draft_bytes / _GIB:.2f} GB."
+            )
         self._fail_if("memory pool")
         self._log.line(
             f"KV Cache is allocated. dtype: torch.bfloat16, #tokens: {room.tokens}, "
@@ -153,12 +161,29 @@ class Startup:
             f"num_tokens_per_req={self._args['speculative_num_draft_tokens'] if speculative else 1}, bs={sizes}, "
             f"avail mem={room.after_pool_bytes / _GIB:.2f} GB"
         )
-        self._log.raw(self._nccl.chosen(sizes), fd=1)
+        tokens = self._times.speculation.tokens if self._times.speculation is not None else 1
+        self._log.raw(self._nccl.chosen([size * tokens for size in sizes]), fd=1)
         self._progress(sizes, seconds)
         self._log.line(
             f"Capture target {'verify' if speculative else 'decode'} CUDA graph end. elapsed={seconds:.2f} s, "
             f"mem usage={room.graph_gb:.2f} GB, avail mem={room.after_capture_bytes / _GIB:.2f} GB."
         )
+        if room.plan.draft_bytes:
+            self._draft_captures(sizes)
+
+    def _draft_captures(self, sizes: Sequence[int]) -> None:
+        """The drafter's own graphs; what they take is in the memory plan as a whole."""
+        avail = f"avail mem={self._capacity.after_capture_bytes / _GIB:.2f} GB"
+        tokens = self._args["speculative_num_draft_tokens"]
+        for name, per_request, used_gb in (
+            ("decode", self._args["speculative_eagle_topk"], 0.05),
+            ("extend", tokens, 0.08),
+        ):
+            self._log.line(
+                f"Capture draft {name} CUDA graph begin. backend=full, num_tokens_per_req={per_request}, "
+                f"bs={list(sizes)}, {avail}"
+            )
+            self._log.line(f"Capture draft {name} CUDA graph end. elapsed=0.01 s, mem usage={used_gb:.2f} GB, {avail}.")
 
     def _progress(self, sizes: Sequence[int], seconds: float) -> None:
         """The progress bar of rank 0, at a few of its stages."""
