@@ -12,6 +12,11 @@ args:
   chunked-prefill-size:
     choices: [null, 2048, 8192]
     requires: {engine: ">=0.5.9"}
+  speculative-num-draft-tokens:
+    choices: [4, 8]
+    default: 4
+    when: speculative_eagle_topk in (2, 4)
+    otherwise: speculative_num_steps + 1   # its value where the condition does not hold; unset if what it names is unset
 rules:
   - {rule: "NCCL_MAX_NCHANNELS >= 2 or NCCL_ALGO != 'Ring'", why: an example}
 try_first:
