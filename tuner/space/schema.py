@@ -16,7 +16,7 @@ args:
     choices: [4, 8]
     default: 4
     when: speculative_eagle_topk in (2, 4)
-    otherwise: speculative_num_steps + 1   # its value where the condition does not hold; unset if what it names is unset
+    otherwise: speculative_num_steps + 1   # its value where the condition does not hold; unset if a name in it is
 rules:
   - {rule: "NCCL_MAX_NCHANNELS >= 2 or NCCL_ALGO != 'Ring'", why: an example}
 try_first:
