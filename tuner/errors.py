@@ -7,6 +7,7 @@ TunerError
 ├── HostRefused              the host cannot be used as it is: host key, login, python, engine missing (exit 3)
 ├── ForeignServer            somebody else's server or process is in the way; never touched (exit 3)
 ├── BudgetSpent              the study may not start another launch: the regular end of a search
+├── ControlFailed            the launch of the study file itself gives no number (exit 4)
 └── StoreError               the database cannot be used: unreachable, read-only, of another version (exit 3)
     ├── SpecificationChanged a study is resumed with another space, objective or launch (exit 2)
     └── StudyHeld            another driver runs the study (exit 3)
@@ -177,4 +178,18 @@ class StudyHeld(StoreError):
             f"study {self.study} is being run by pid {self.pid} on {self.hostname} since {since} (last sign of life "
             f"{self.silent_s:.0f} s ago); wait for it, or stop it there (kill {self.pid}). If {self.hostname} is gone "
             f"itself, the study is free in {max(0.0, self.lapses_s):.0f} s."
+        )
+
+
+class ControlFailed(TunerError):
+    """The launch of the study file itself gives no number: there is nothing to compare with."""
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
+        super().__init__(failure)
+
+    def __str__(self) -> str:
+        return (
+            f"the control failed, the launch exactly as the study file gives it: {self.failure}\n"
+            "Mend the engine's arguments or environment in the study file, then start afresh with --new."
         )

@@ -90,8 +90,10 @@ async def test_rate_and_times_are_the_servers(
         if quantile(sent.lateness_s(), 0.99) < 0.003:
             assert window.output_tok_s == pytest.approx(streams * rate, rel=0.005)
         pairs = ((ttft_s(window.requests), sent.ttft_s()), (itl_s(window.requests), sent.itl_s()))
+        # 64 prompts at once are a burst of some ms of work for one core; two cores share it with the server here.
+        middle_s = 0.002 if streams == 1 else 0.005
         for client_s, server_s in pairs if streams <= 64 else ():
-            assert quantile(client_s, 0.5) == pytest.approx(quantile(server_s, 0.5), abs=0.002)
+            assert quantile(client_s, 0.5) == pytest.approx(quantile(server_s, 0.5), abs=middle_s)
             assert quantile(client_s, 0.99) == pytest.approx(quantile(server_s, 0.99), abs=0.010)
 
     await judged(lambda: measured(schedule, workload, rate=rate, ttft=0.2, grid=grid), judge)

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from study_double import Bench, proto_matters, spec, url
 
-from tuner.errors import BudgetSpent, ForeignServer, HostLost, HostRefused, InputError
+from tuner.errors import BudgetSpent, ControlFailed, ForeignServer, HostLost, HostRefused, InputError
 from tuner.store.rows import Outcome
 from tuner.study.result import StageResult
-from tuner.study.runner import ControlFailed
 from tuner.study.verdict import Claim
 from tuner.values.configuration import Configuration
 from tuner.values.failure import Failure, FailureClass

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -13,22 +11,15 @@ from tuner.documents.objective import load_objective
 from tuner.engines import engine as engine_named
 from tuner.store.rows import StoredStudy
 from tuner.store.store import Store
+from tuner.study.canaries import confirmation_reports
 from tuner.study.report import Report, markdown, show
 from tuner.study.result import StageResult, StudyResult
 from tuner.study.selection import space_of
 from tuner.study.winner import Winner
+from tuner.values.configuration import Configuration
 from tuner.values.json import from_json
 
 REPORT_MARK = "<!-- written by llm-server-tuner; changes are lost -->\n\n"
-
-
-def results_console() -> Console:
-    """Where results go: stdout, wide where it is no terminal; nowhere if it was closed. No character is an error."""
-    if sys.stdout is None:
-        return Console(file=io.StringIO(), highlight=False, markup=False)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 160)
 
 
 def report_of(store: Store, study: StoredStudy, index: int, result: StageResult) -> Report:
@@ -36,15 +27,17 @@ def report_of(store: Store, study: StoredStudy, index: int, result: StageResult)
     stage = study.spec.stages[index]
     facts = store.hosts(study.id)[0]
     winner = Winner(engine_named(study.spec.engine.name), facts, study.spec.engine.launch)
+    launches = store.launches(study.id, stage.name)
     return Report(
         study=study.name,
         result=result,
         objective=load_objective(stage.objective, stage.objective_name),
         facts=facts,
-        launches=store.launches(study.id, stage.name),
+        launches=launches,
         command=winner.command(result.configuration),
         storage=store.url,
         space=space_of(stage),
+        canaries=confirmation_reports(store, launches, Configuration.from_key(result.configuration)),
     )
 
 

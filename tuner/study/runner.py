@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from tuner.errors import HostLost, TunerError
+from tuner.errors import ControlFailed, HostLost
 from tuner.search.search import Proposal, Search
 from tuner.store.rows import Outcome, StoredLaunch
 from tuner.study.confirmation import Confirmation, Simplify
@@ -18,7 +18,6 @@ from tuner.study.progress import Progress
 from tuner.study.result import StageResult
 from tuner.study.stage import Stage
 from tuner.values.configuration import Configuration
-from tuner.values.failure import Failure
 from tuner.values.launch import Role
 
 NO_LAUNCH_LIMIT = 50
@@ -28,20 +27,6 @@ KEPT = (Outcome.MEASURED, Outcome.FAILED)
 
 Vet = Callable[[Configuration], tuple[str, ...]]
 """Reasons why the engine would refuse or rewrite a configuration; empty if none. No host is touched."""
-
-
-class ControlFailed(TunerError):
-    """The launch of the study file itself gives no number: there is nothing to compare with."""
-
-    def __init__(self, failure: Failure) -> None:
-        self.failure = failure
-        super().__init__(failure)
-
-    def __str__(self) -> str:
-        return (
-            f"the control failed, the launch exactly as the study file gives it: {self.failure}\n"
-            "Mend the engine's arguments or environment in the study file, then start afresh with --new."
-        )
 
 
 class StageRunner:

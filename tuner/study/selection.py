@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tuner.documents.differences import differences
 from tuner.documents.objective import load_objective
@@ -13,11 +14,12 @@ from tuner.errors import InputError, SpecificationChanged
 from tuner.shipped import shipped_file
 from tuner.space.load import load_space
 from tuner.space.space import SearchSpace
-from tuner.store.rows import StoredStudy
-from tuner.store.store import Store
 from tuner.study.options import DEFAULT_STUDY, Options
-from tuner.study.stage import stage_launches
 from tuner.values.study import Budget, StageSpec, StudySpec
+
+if TYPE_CHECKING:
+    from tuner.store.rows import StoredStudy
+    from tuner.store.store import Store
 
 
 def specified(options: Options) -> tuple[StudySpec, str]:
@@ -127,3 +129,9 @@ def measured_alike(old: StudySpec, new: StudySpec) -> StudySpec:
 def optuna_name(study: str, index: int, stage: StageSpec) -> str:
     """The name of a stage's Optuna study: ``NAME/1-baseline``."""
     return f"{study}/{index + 1}-{stage.name}"
+
+
+def stage_launches(total: int, stages: int, index: int) -> int:
+    """A stage's share of the study's launches: equal parts, the remainder to the first."""
+    share, rest = divmod(total, stages)
+    return share + (rest if index == 0 else 0)

@@ -123,9 +123,3 @@ class Stage:
 def geometric_mean(values: Sequence[float]) -> float:
     """The mean on the scale on which noise is relative."""
     return math.exp(sum(map(math.log, values)) / len(values))
-
-
-def stage_launches(total: int, stages: int, index: int) -> int:
-    """A stage's share of the study's launches: equal parts, the remainder to the first."""
-    share, rest = divmod(total, stages)
-    return share + (rest if index == 0 else 0)

@@ -6,9 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-
-import numpy as np
-from scipy import stats
+from statistics import fmean, geometric_mean
 
 CONFIDENCE = 0.95
 
@@ -58,14 +56,16 @@ def compare(candidate: Sequence[float], control: Sequence[float], *, maximize: b
     Raises:
         ValueError: a side is empty or a value is not positive.
     """
+    from scipy import stats  # takes most of a second: only who compares needs it
+
     if not candidate or not control or min(*candidate, *control) <= 0:
         raise ValueError(f"a ratio needs positive values on both sides; got {candidate!r} and {control!r}")
     sign = 1.0 if maximize else -1.0
-    a, b = sign * np.log(candidate), sign * np.log(control)
-    ratio = math.exp(a.mean() - b.mean())
+    a, b = [sign * math.log(value) for value in candidate], [sign * math.log(value) for value in control]
+    ratio = math.exp(fmean(a) - fmean(b))
     if len(a) < 2 or len(b) < 2:
         return Interval(ratio, math.nan, math.nan, len(a), len(b))
-    if a.std() == 0 and b.std() == 0:
+    if len(set(a)) == len(set(b)) == 1:
         return Interval(ratio, ratio, ratio, len(a), len(b))
     limits = stats.ttest_ind(a, b, equal_var=False).confidence_interval(CONFIDENCE)
     return Interval(ratio, math.exp(limits.low), math.exp(limits.high), len(a), len(b))
@@ -96,7 +96,7 @@ def without_effect(values: Sequence[float], control: Sequence[float], margin: fl
     """
     if len(values) < 2 or not control:
         return False
-    middle = math.exp(float(np.log(control).mean()))
+    middle = geometric_mean(control)
     return all(abs(math.log(value / middle)) <= math.log1p(margin) for value in values)
 
 
