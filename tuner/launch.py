@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from tuner.errors import HostRefused, LaunchFailed, TunerError
+from tuner.load.canary import compare
 from tuner.load.metrics import measurement
 from tuner.ports import Engine, HostSteps, Journal
+from tuner.values.canary import CanaryAnswer
 from tuner.values.configuration import Configuration
 from tuner.values.failure import Failure, FailureClass
 from tuner.values.launch import GoneReport, LaunchBase, LaunchCommand, Phase
@@ -22,6 +24,10 @@ T = TypeVar("T")
 STAGE_INTERVAL_S = 1.0
 EXTRA_WINDOWS = 2
 """Windows that a launch may repeat because they were invalid, before it is given up as unmeasurable."""
+WRONG_OUTPUT_REMEDY = (
+    "Leave the setting out of the space; if the default itself fails so, its outputs are not repeatable: look there "
+    "first."
+)
 
 
 class EngineTarget:
@@ -37,6 +43,7 @@ class EngineTarget:
         journal: where each phase is stored before it begins.
         unproven: nonces of earlier launches whose end was not seen: stopped before the next start.
         on_stage: told what a starting server is doing, such as ``weights 25 %``, for live progress.
+        reference: the default's answers to the canaries, read anew for each launch; ``None``: there are none yet.
     """
 
     def __init__(
@@ -50,6 +57,7 @@ class EngineTarget:
         journal: Journal,
         unproven: Sequence[str] = (),
         on_stage: Callable[[str], None] | None = None,
+        reference: Callable[[], tuple[CanaryAnswer, ...] | None] = lambda: None,
     ) -> None:
         self._host_name = host_name
         self._steps = steps
@@ -60,6 +68,7 @@ class EngineTarget:
         self._journal = journal
         self._unproven = set(unproven)
         self._on_stage = on_stage
+        self._reference = reference
 
     async def launch(self, configuration: Configuration) -> EngineServer:
         """Starts a server and returns when it serves with the configuration in effect.
@@ -77,7 +86,7 @@ class EngineTarget:
         self._unproven.clear()
 
         command = self._engine.command(self._base, configuration, port=clean.port, nonce=nonce)
-        server = EngineServer(self, self._steps, self._journal, self._spec)
+        server = EngineServer(self, self._steps, self._journal, self._spec, self._reference)
         self._unproven.add(nonce)
         try:
             await self._start(command, configuration)
@@ -152,20 +161,28 @@ class EngineTarget:
 class EngineServer:
     """A running server as a `tuner.ports.Server`."""
 
-    def __init__(self, target: EngineTarget, steps: HostSteps, journal: Journal, spec: EngineSpec) -> None:
+    def __init__(
+        self,
+        target: EngineTarget,
+        steps: HostSteps,
+        journal: Journal,
+        spec: EngineSpec,
+        reference: Callable[[], tuple[CanaryAnswer, ...] | None],
+    ) -> None:
         self._target = target
         self._steps = steps
         self._journal = journal
         self._spec = spec
+        self._reference = reference
         self._stopped = False
 
     async def measure(self, workload: Workload) -> Measurement:
-        """Warms up, then runs the workload's windows, each stored as it ends.
+        """Warms up, runs the workload's windows, each stored as it ends, then the canaries.
 
         Invalid windows are kept and repeated, at most `EXTRA_WINDOWS` times.
 
         Raises:
-            LaunchFailed: the server died or hung, or no window was valid.
+            LaunchFailed: the server died or hung, no window was valid, or its outputs are wrong.
             HostLost: the host is gone.
         """
         await self._journal.begin(Phase.WARM_UP)
@@ -183,7 +200,20 @@ class EngineServer:
             valid += not window.invalid
         if not valid:
             raise LaunchFailed(unmeasured(windows))
+        await self._compare_outputs()
         return measurement(windows, await self._steps.tunnel_lag())
+
+    async def _compare_outputs(self) -> None:
+        """Asks the canaries and compares their answers with the default's; a fast but wrong server must not win."""
+        await self._journal.begin(Phase.CANARIES)
+        answers = await self._steps.canaries()
+        await self._journal.record(canaries=answers)
+        report = compare(await asyncio.to_thread(self._reference), answers)
+        await self._journal.record(outputs=report)
+        if report.corrupted:
+            raise LaunchFailed(
+                Failure(FailureClass.WRONG_OUTPUT, Phase.CANARIES.value, report.corrupted, WRONG_OUTPUT_REMEDY)
+            )
 
     async def stop(self) -> None:
         """Stops the server; returns when it is proven gone. A second call does nothing.

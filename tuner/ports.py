@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from tuner.values.canary import CanaryAnswer
 from tuner.values.configuration import Configuration
 from tuner.values.failure import Failure
 from tuner.values.host import HostFacts
@@ -133,6 +134,14 @@ class HostSteps(Protocol):
 
         Raises:
             LaunchFailed: the server died or hangs under load.
+        """
+        ...
+
+    async def canaries(self) -> tuple[CanaryAnswer, ...]:
+        """The server's greedy answers to the bundled canaries; one that fails says so in itself.
+
+        Raises:
+            LaunchFailed: the server died.
         """
         ...
 

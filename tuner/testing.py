@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tuner.errors import LaunchFailed
+from tuner.values.canary import CanaryAnswer
 from tuner.values.failure import Failure
 from tuner.values.host import Gpu, HostFacts
 from tuner.values.launch import (
@@ -40,6 +41,7 @@ class SurfaceHost:
         before: told the name of each step before it is done; may raise, or end the process, to play a fault.
         facts: what preflight finds.
         lag: of its port-forward.
+        corrupted: which commands serve wrong outputs.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class SurfaceHost:
         before: Callable[[str], None] = lambda _: None,
         facts: HostFacts | None = None,
         lag: TunnelLag | None = None,
+        corrupted: Callable[[LaunchCommand], bool] = lambda _: False,
     ) -> None:
         self._surface = surface
         self._launch_cv = launch_cv
@@ -60,6 +63,7 @@ class SurfaceHost:
         self._before = before
         self._facts = facts or two_gpus("double")
         self._lag = lag
+        self._corrupted = corrupted
         self._command: LaunchCommand | None = None
         self._factor = 1.0
         self.launches: list[LaunchCommand] = []
@@ -105,6 +109,12 @@ class SurfaceHost:
             raise LaunchFailed(truth)
         rate = truth * self._factor * math.exp(self._window_cv * self._random.gauss(0, 1))
         return even_window(workload, index, rate)
+
+    async def canaries(self) -> tuple[CanaryAnswer, ...]:
+        """See `tuner.ports.HostSteps`."""
+        self._before("canaries")
+        assert self._command is not None
+        return greedy_answers("corrupted" if self._corrupted(self._command) else "")
 
     async def tunnel_lag(self) -> TunnelLag | None:
         """See `tuner.ports.HostSteps`."""
@@ -179,6 +189,17 @@ def even_window(workload: Workload, index: int, tok_s: float) -> Window:
     )
 
 
+def greedy_answers(model: str = "", canaries: int = 8, tokens: int = 20) -> tuple[CanaryAnswer, ...]:
+    """Answers to canaries, always the same from one `model`, and quite other ones from another."""
+    found = []
+    for number in range(canaries):
+        dice = random.Random(f"{model}/{number}")  # noqa: S311 (reproducible, not secret)
+        ids = tuple(dice.randrange(100, 100_000) for _ in range(tokens))
+        logprobs = tuple(-dice.expovariate(2.0) for _ in range(tokens))
+        found.append(CanaryAnswer(f"canary-{number}", ids, logprobs, " ".join(map(str, ids))))
+    return tuple(found)
+
+
 def two_gpus(name: str, **changes: str | None) -> HostFacts:
     """Facts of an unremarkable host with two GPUs; `changes` replace text fields such as ``nccl_version``."""
     gpus = tuple(Gpu(i, f"GPU-{i}", "Double", 80 * GIB, 0) for i in range(2))
@@ -203,6 +224,7 @@ PHASE_STEPS: dict[Phase, str] = {
     Phase.TOOK_EFFECT: "took_effect",
     Phase.WARM_UP: "warm_up",
     Phase.MEASURE: "window",
+    Phase.CANARIES: "canaries",
     Phase.STOP: "stop",
 }
 """The step that a `SurfaceHost` announces to `before` in each phase."""

@@ -57,6 +57,9 @@ QUESTIONS: dict[str, Question] = {
     "get_server_info": Question("/get_server_info"),
     "models": Question("/v1/models"),
     "generate": Question("/generate", {"text": "quick brown", "sampling_params": _SAMPLING}),
+    "generate_logprobs": Question(
+        "/generate", {"text": "brown fox", "sampling_params": _SAMPLING, "return_logprob": True}
+    ),
     "generate_stream": Question("/generate", {"text": "lazy dog", "sampling_params": _SAMPLING}, stream=True),
     "generate_bad": Question("/generate", _BAD),
     "generate_bad_stream": Question("/generate", _BAD, stream=True),

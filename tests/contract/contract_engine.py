@@ -19,6 +19,7 @@ from contract_foreign import ForeignServer
 from tuner.errors import ForeignServer as ForeignServerFound
 from tuner.errors import LaunchFailed
 from tuner.launch import EXTRA_WINDOWS
+from tuner.load.canary import ANSWER_TOKENS
 from tuner.load.client import LoadClient
 from tuner.values.configuration import Configuration
 from tuner.values.failure import FailureClass
@@ -188,6 +189,9 @@ class LaunchContract:
             names = {name for name, _ in measured.metrics}
             assert names >= {"output_tok_s", "ttft_p50_s", "itl_p50_s"} and names <= set(METRICS)
             assert len([window for window in notes.windows if not window.invalid]) == WORKLOAD.windows
+            answers = notes.evidence["canaries"]
+            assert all(len(each.token_ids) == len(each.logprobs) == ANSWER_TOKENS and each.text for each in answers)
+            assert all(value is not None and value <= 0 for each in answers for value in each.logprobs)
 
             port, pid = notes.evidence["clean"].port, notes.evidence["identity"].pid
             launched = _launched(bench, session, notes)
@@ -215,6 +219,7 @@ class LaunchContract:
                 Phase.TOOK_EFFECT,
                 Phase.WARM_UP,
                 Phase.MEASURE,
+                Phase.CANARIES,
                 Phase.STOP,
             ]
             assert notes.phases == phases

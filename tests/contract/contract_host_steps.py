@@ -8,6 +8,7 @@ import pytest
 
 from tuner.engines.sglang import SGLang
 from tuner.errors import LaunchFailed
+from tuner.load.canary import compare
 from tuner.ports import HostSteps
 from tuner.values.configuration import Configuration
 from tuner.values.failure import FailureClass
@@ -70,6 +71,10 @@ class HostStepsContract:
                 assert list(times) == sorted(times) and list(counts) == sorted(counts) and counts[-1] == 24
             assert not seen & prompts(window), "each window has prompts of its own"
             seen |= prompts(window)
+
+        first, second = await steps.canaries(), await steps.canaries()
+        assert len(first) == 8 and all(each.usable and len(each.logprobs) == len(each.token_ids) for each in first)
+        assert compare(first, second).corrupted == "" and len(compare(first, second).comparisons) == 8
 
         gone = await steps.stop(10)
         assert gone.gone and gone.left_pids == () and len(gone.gpu_memory_used_bytes) == 2

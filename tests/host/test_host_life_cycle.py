@@ -18,6 +18,7 @@ from host_helpers import MakeSession, alive
 from sshd_server import Sshd
 
 from tuner.errors import HostRefused, LaunchFailed
+from tuner.values.canary import CanaryAnswer
 from tuner.values.failure import FailureClass
 from tuner.values.launch import LaunchBase, LaunchCommand
 from tuner.values.measurement import RequestSample, Window
@@ -230,6 +231,9 @@ class GetLoad:
         sample = RequestSample(body, 0.0, 1, 0, 1, (), "length", error=error)
         return Window(index, 0.0, 0.3, 1.0, (sample,), 0.0, 0.0)
 
+    async def canaries(self) -> tuple[CanaryAnswer, ...]:
+        return (CanaryAnswer("nonce", (), (), await asyncio.to_thread(self._get)),)
+
     def _get(self) -> str:
         with urllib.request.urlopen(f"{self.base_url}/nonce", timeout=5) as answer:
             return str(answer.read().decode())
@@ -251,6 +255,48 @@ async def test_windows_run_through_the_tunnel_and_its_lag_is_measured(
     assert lag is not None and lag.samples >= 4 and 0 < lag.p50_s <= lag.p99_s < 0.5
     await session.stop(5)
     assert await session.tunnel_lag() == lag
+
+
+async def test_canaries_go_through_the_tunnel_and_what_fails_is_asked_again(
+    make_session: MakeSession, nonce: str, port: int
+) -> None:
+    asked: list[str] = []
+
+    class Hiccup(GetLoad):
+        async def canaries(self) -> tuple[CanaryAnswer, ...]:
+            asked.append(self.base_url)
+            (answer,) = await super().canaries()
+            return (replace(answer, error="HTTP 503: a hiccup") if len(asked) in wrong else answer,)
+
+    session = make_session(load=Hiccup, death_watch_s=0.1)
+    await session.start(launch(port, nonce))
+    await session.wait_ready(20, 20)
+    wrong = {1}
+    (answer,) = await session.canaries()
+    assert (answer.text, answer.error, len(asked)) == (nonce, "", 2)
+    wrong = {3, 4}
+    (answer,) = await session.canaries()
+    assert (answer.error, len(asked)) == ("HTTP 503: a hiccup", 4), "an error that stays is the answer"
+    await session.stop(5)
+
+
+async def test_a_server_that_dies_at_the_canaries_is_found_dead(
+    make_session: MakeSession, nonce: str, port: int
+) -> None:
+    victim: list[int] = []
+
+    class Deadly(GetLoad):
+        async def canaries(self) -> tuple[CanaryAnswer, ...]:
+            os.kill(victim[0], signal.SIGSEGV)
+            return (CanaryAnswer("c", (), (), "", "the connection broke"),)
+
+    session = make_session(load=Deadly)
+    victim.append((await session.start(launch(port, nonce))).pid)
+    await session.wait_ready(20, 20)
+    with pytest.raises(LaunchFailed) as raised:
+        await session.canaries()
+    assert raised.value.failure.exit_status == -11 and raised.value.failure.phase == "canaries"
+    await session.stop(5)
 
 
 async def test_a_server_that_dies_under_load_ends_the_window(make_session: MakeSession, nonce: str, port: int) -> None:

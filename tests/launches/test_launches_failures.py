@@ -18,6 +18,7 @@ from tuner.host.session import SshSession
 from tuner.launch import EngineTarget
 from tuner.simulated.process import start_simulated_host
 from tuner.testing import MemoryJournal
+from tuner.values.canary import CanaryAnswer, CanaryReport, Finding
 from tuner.values.configuration import Configuration, Scalar
 from tuner.values.failure import Failure, FailureClass, Fault
 from tuner.values.host import HostAddress
@@ -70,7 +71,11 @@ class Try:
 
 @contextlib.asynccontextmanager
 async def attempt(
-    address: HostAddress, fault: str = "", args: dict[str, Scalar] | None = None, spec: EngineSpec = SPEC
+    address: HostAddress,
+    fault: str = "",
+    args: dict[str, Scalar] | None = None,
+    spec: EngineSpec = SPEC,
+    reference: tuple[CanaryAnswer, ...] | None = None,
 ) -> AsyncIterator[Try]:
     base = replace(BASE, env=(("TUNER_STANDIN_FAULT", fault),) if fault else ())
     if args:
@@ -80,7 +85,10 @@ async def attempt(
     journal = MemoryJournal()
     try:
         await session.preflight()
-        yield Try(session, journal, EngineTarget(address.name, session, engine("sglang"), spec, base, None, journal))
+        target = EngineTarget(
+            address.name, session, engine("sglang"), spec, base, None, journal, reference=lambda: reference
+        )
+        yield Try(session, journal, target)
     finally:
         await session.stop(1.0)
         await session.close()
@@ -136,6 +144,27 @@ async def test_out_of_memory_in_graph_capture() -> None:
             assert launch.gone.gone
     finally:
         os.kill(pid, signal.SIGTERM)
+
+
+async def test_wrong_output_is_told_from_another_order_of_summation(address: HostAddress) -> None:
+    """The same answers under another algorithm pass although no log-probability is quite the same; others do not."""
+    async with attempt(address) as launch:
+        await launch.measure(Configuration())
+        reference: tuple[CanaryAnswer, ...] = launch.journal.evidence["canaries"]
+        assert launch.journal.evidence["outputs"] == CanaryReport(()), "the first has nothing to be compared with"
+    async with attempt(address, reference=reference) as launch:
+        await launch.measure(Configuration.of(env={"NCCL_ALGO": "allreduce:tree"}))
+        report: CanaryReport = launch.journal.evidence["outputs"]
+        assert [each.finding for each in report.comparisons] == [Finding.SAME] * 8
+        assert all(each.logprob_gap and each.logprob_gap < 0.05 for each in report.comparisons)
+    async with attempt(address, "wrong_output", reference=reference) as launch:
+        failure = await launch.fails(Configuration())
+        assert (failure.failure_class, failure.phase) == (FailureClass.WRONG_OUTPUT, Phase.CANARIES.value)
+        assert failure.fault is Fault.CONFIGURATION
+        first = reference[0]
+        assert repr(first.canary) in failure.evidence and first.text[:20] in failure.evidence
+        assert "from token 1 of 20" in failure.evidence and "8 of 8 canaries are wrong" in failure.evidence
+        assert launch.journal.windows and launch.gone.gone
 
 
 async def test_killed_from_outside_is_nobody_s_fault(address: HostAddress) -> None:

@@ -35,6 +35,23 @@ def test_answers_are_deterministic_in_the_prompt(served: StandIn) -> None:
     assert one != other
 
 
+def test_log_probabilities_are_there_for_whoever_asks(served: StandIn) -> None:
+    """In SGLang's form: [log-probability, token id, text or null] for each token of the answer, none of the prompt."""
+    body: dict[str, Any] = {"text": "same", "sampling_params": {"temperature": 0, "max_new_tokens": 20}}
+    plain = served.json("/generate", body)
+    assert not any("logprob" in key for key in plain["meta_info"])
+    asked, again = (served.json("/generate", {**body, "return_logprob": True}) for _ in range(2))
+    meta = asked["meta_info"]
+    triples = meta["output_token_logprobs"]
+    assert asked["text"] == plain["text"] and meta["input_token_logprobs"] == []
+    assert [token for _, token, _ in triples] == asked["output_ids"] == plain["output_ids"]
+    assert meta["output_token_logprobs_length"] == len(triples) == 20
+    assert all(value < 0 and text is None for value, _, text in triples)
+    assert again["meta_info"]["output_token_logprobs"] == triples
+    with_text = served.json("/generate", {**body, "return_logprob": True, "return_text_in_logprobs": True})
+    assert "".join(text for _, _, text in with_text["meta_info"]["output_token_logprobs"]) == plain["text"]
+
+
 @pytest.mark.parametrize(
     ("prompt", "answer"),
     [("What is 17 + 25?", " 42."), ("The capital city of France is", " Paris."), ("6 x 7 =", " 42.")],

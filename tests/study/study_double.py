@@ -17,6 +17,7 @@ from tuner.search.search import Search
 from tuner.space.load import load_space
 from tuner.store.journal import LaunchJournal
 from tuner.store.store import Store
+from tuner.study.canaries import reference_answers
 from tuner.study.journal import HostJournal
 from tuner.study.launcher import Worker
 from tuner.study.progress import PlainProgress
@@ -74,6 +75,7 @@ class Bench:
     surface: Callable[[LaunchCommand], float | Failure] = proto_matters
     launch_cv: float = 0.0
     lag: TunnelLag | None = None
+    corrupted: Callable[[LaunchCommand], bool] = lambda command: False
     before: Callable[[str, str], None] = lambda host, step: None
     hosts: dict[str, SurfaceHost] = field(default_factory=dict)
     seconds_left: Callable[[], float | None] = lambda: None
@@ -127,10 +129,20 @@ class Bench:
             seed=len(store.launches(study_id)),
             before=lambda step: self.before(name, step),
             lag=self.lag,
+            corrupted=self.corrupted,
         )
         self.hosts[name] = steps
         journal = HostJournal(lambda launch: LaunchJournal(store, launch))
-        target = EngineTarget(name, steps, engine("sglang"), self.spec.engine, BASE, 30000, journal)
+        target = EngineTarget(
+            name,
+            steps,
+            engine("sglang"),
+            self.spec.engine,
+            BASE,
+            30000,
+            journal,
+            reference=lambda: reference_answers(store, study_id),
+        )
         return Worker(name, target, journal, two_gpus(name))
 
 

@@ -29,6 +29,8 @@ PLACES = [
     ("warm_up", 2),
     ("window", 1),
     ("window", 8),
+    ("canaries", 1),
+    ("canaries", 5),
     ("stop", 3),
     ("end", 3),
     ("tell", 3),

@@ -15,6 +15,7 @@ from tuner.documents.objective import load_objective
 from tuner.engines import engine
 from tuner.space.load import load_space
 from tuner.store.rows import Outcome, StoredLaunch
+from tuner.study.canaries import confirmation_reports
 from tuner.study.markdown import code
 from tuner.study.report import FAILURES_SHOWN, Report, dashboard_program, markdown, show
 from tuner.study.verdict import Claim
@@ -71,6 +72,7 @@ async def report_of(
     result = await bench.run()
     with bench.store() as store:
         rows = even_times(store.launches(1))
+        canaries = confirmation_reports(store, rows, Configuration.from_key(result.configuration))
     stage, facts = study.stages[0], facts or two_gpus("double")
     return Report(
         study=study.name,
@@ -81,6 +83,7 @@ async def report_of(
         command=Winner(engine("sglang"), facts, BASE).command(result.configuration),
         storage="sqlite:///studies/tuner.db",
         space=load_space(space, stage.space_name),
+        canaries=canaries,
     )
 
 
@@ -126,7 +129,7 @@ What the search space says of these settings:
     is quicker depends on the size of a message and on the links that it goes
     over.
 
-The outputs of this configuration were not compared with the default's.
+Outputs: 8 of 8 canaries agree with the default's, to the last token.
 Its settings were not tested one by one.
 
 Spent: 10 launches (3 search, 1 control, 6 confirmation) in 1 h 40 min.
@@ -171,7 +174,7 @@ What the search space says of these settings:
 - `NCCL_ALGO=Ring`: the space gives no reason for it
 - `NCCL_PROTO=LL`: Quick for small messages. Warned of by nobody. Which protocol is quicker depends on the size of a message and on the links that it goes over.
 
-The outputs of this configuration were not compared with the default's.
+Outputs: 8 of 8 canaries agree with the default's, to the last token.
 
 Its settings were not tested one by one.
 
@@ -386,3 +389,12 @@ def test_the_dashboard_is_called_as_it_can_be(tmp_path: Path, monkeypatch: pytes
     assert dashboard_program(nowhere, str(there / "bin" / "python")) == f"'{there}/bin/optuna-dashboard'"
     assert dashboard_program(str(there / "bin"), str(python)) == "optuna-dashboard"
     assert dashboard_program(nowhere, str(tmp_path / "none" / "python")) == "optuna-dashboard"
+
+
+async def test_outputs_that_nobody_compared_are_not_vouched_for(tmp_path: Path) -> None:
+    """Such as those of a target of the user's own."""
+    report = await report_of(tmp_path, PROTOCOLS, 12)
+    assert "Outputs: 8 of 8" in markdown(report)
+    caveat = "The outputs of this configuration were not compared with the default's."
+    assert caveat not in markdown(report)
+    assert caveat in markdown(replace(report, canaries=()))

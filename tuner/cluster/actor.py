@@ -17,6 +17,7 @@ STEPS = frozenset(
         "wait_ready",
         "took_effect",
         "window",
+        "canaries",
         "tunnel_lag",
         "status",
         "stop",

@@ -10,6 +10,7 @@ import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from tuner.errors import HostLost, TunerError
+from tuner.values.canary import CanaryAnswer
 from tuner.values.host import HostFacts
 from tuner.values.launch import CleanReport, EffectReport, GoneReport, LaunchCommand, ServerIdentity, ServerStatus
 from tuner.values.measurement import TunnelLag, Window
@@ -74,6 +75,11 @@ class RayHost:
         """See `tuner.ports.HostSteps.window`."""
         window: Window = await self._step("window", workload, index)
         return window
+
+    async def canaries(self) -> tuple[CanaryAnswer, ...]:
+        """See `tuner.ports.HostSteps.canaries`."""
+        answers: tuple[CanaryAnswer, ...] = await self._step("canaries")
+        return answers
 
     async def tunnel_lag(self) -> TunnelLag | None:
         """See `tuner.ports.HostSteps.tunnel_lag`."""

@@ -15,7 +15,7 @@ from tuner.engines import sglang_tables as tables
 from tuner.values.failure import Failure, FailureClass
 from tuner.values.launch import Phase
 
-_UNDER_LOAD = (Phase.TOOK_EFFECT, Phase.WARM_UP, Phase.MEASURE)
+_UNDER_LOAD = (Phase.TOOK_EFFECT, Phase.WARM_UP, Phase.MEASURE, Phase.CANARIES)
 
 _EVIDENCE_CHARACTERS = 2000
 _SECRET = re.compile(r"\b(api_key|admin_api_key|ssl_keyfile_password)='[^']*'")

@@ -6,9 +6,9 @@ import asyncio
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from tuner.errors import ForeignServer, HostLost, HostRefused, LaunchFailed
 from tuner.host import answers
@@ -17,6 +17,7 @@ from tuner.host.lag import TunnelLagProbe
 from tuner.host.link import AgentError, AgentLink, LinkLost
 from tuner.load.client import LoadClient
 from tuner.ports import Engine
+from tuner.values.canary import CanaryAnswer
 from tuner.values.failure import Failure, FailureClass, Fault
 from tuner.values.host import HostAddress, HostFacts
 from tuner.values.launch import (
@@ -31,6 +32,8 @@ from tuner.values.launch import (
 from tuner.values.measurement import TunnelLag, Window
 from tuner.values.study import EngineSpec
 from tuner.values.workload import Workload
+
+T = TypeVar("T")
 
 SHARED_MEMORY = ("nccl-*", "sgl_shm_mm_*", "psm_*", "sem.mp-*")
 """Names under /dev/shm that servers leave behind: NCCL's, SGLang's, Python's shared memory and semaphores."""
@@ -56,10 +59,14 @@ _RETRY_INDEX = 100_000
 
 
 class Load(Protocol):
-    """What a window needs of the load client."""
+    """What windows and canaries need of the load client."""
 
     async def window(self, workload: Workload, index: int) -> Window:
         """Runs one window."""
+        ...
+
+    async def canaries(self) -> tuple[CanaryAnswer, ...]:
+        """Asks the canaries."""
         ...
 
     async def close(self) -> None:
@@ -326,24 +333,49 @@ class SshSession:
         return self._engine.window_problems(info) if isinstance(info, dict) else ()
 
     async def _window(self, workload: Workload, index: int, phase: Phase) -> tuple[AgentLink, Window]:
-        launch = self._under_way
         echo = (await self._host.call("echo"))["port"]
+        link, client = await self._client()
+        async with self._under_way.lag.through(await link.forward(echo)):
+            return link, await self._watched(client.window(workload, index), phase)
+
+    async def _client(self) -> tuple[AgentLink, Load]:
+        """The load client through the link as it is now: a new one after the link broke."""
+        launch = self._under_way
         link, port = await self._host.forward(launch.command.port)
         if launch.client is None or launch.client_link is not link:
             if launch.client is not None:
                 await launch.client.close()
             launch.client, launch.client_link = self._load(f"http://127.0.0.1:{port}"), link
-        run = asyncio.create_task(launch.client.window(workload, index))
+        return link, launch.client
+
+    async def _watched(self, work: Coroutine[Any, Any, T], phase: Phase) -> T:
+        """Awaits work on the server while looking whether that lives."""
+        run = asyncio.create_task(work)
         try:
-            async with launch.lag.through(await link.forward(echo)):
-                while not run.done():
-                    await asyncio.wait([run], timeout=_POLL_LONGEST_S)
-                    if not run.done():
-                        await self._require_alive(await self._status(), phase)
-            return link, run.result()
+            while not run.done():
+                await asyncio.wait([run], timeout=_POLL_LONGEST_S)
+                if not run.done():
+                    await self._require_alive(await self._status(), phase)
+            return run.result()
         finally:
             run.cancel()
             await asyncio.wait([run])
+
+    async def canaries(self) -> tuple[CanaryAnswer, ...]:
+        """Asks the canaries through the forward; see `tuner.ports.HostSteps.canaries`."""
+        for attempt in range(_WINDOW_TRIES):
+            try:
+                link, client = await self._client()
+                found = await self._watched(client.canaries(), Phase.CANARIES)
+            except LinkLost:
+                continue
+            if not any(answer.error for answer in found):
+                return found
+            if not link.broken:
+                await self._watch_for_death(Phase.CANARIES)
+                if attempt:  # an error may be a hiccup: it counts when it comes again
+                    return found
+        raise HostLost(self._name, f"the SSH connection broke {_WINDOW_TRIES} times while its outputs were compared")
 
     async def _after_errors(self, workload: Workload, window: Window, phase: Phase) -> None:
         """Finds out whether failed requests mean a dead or hanging server; returns if neither."""

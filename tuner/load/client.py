@@ -11,6 +11,7 @@ import httpcore
 import httpx
 
 from tuner.errors import InputError
+from tuner.load import canary
 from tuner.load.formats import error_text, format_of
 from tuner.load.lag import LoopLag
 from tuner.load.metrics import quantile
@@ -18,6 +19,7 @@ from tuner.load.prompts import prompts
 from tuner.load.receipt import ReceiptBackend
 from tuner.load.stream import StreamLog
 from tuner.load.windows import window_of
+from tuner.values.canary import CanaryAnswer
 from tuner.values.measurement import Window
 from tuner.values.workload import Workload
 
@@ -26,6 +28,12 @@ PARSE_ABOVE_BYTES = 256 * 1024
 
 ERROR_BODY_BYTES = 4096
 """How much of an HTTP error's body is read."""
+
+CANARY_TIMEOUT_S = 60.0
+"""Longest silence of a canary: an idle server with a short prompt answers within seconds, or never."""
+
+_BROKEN = (httpx.HTTPError, httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError)
+"""What a request that breaks raises: our transport hands httpcore's own errors on."""
 
 
 class LoadClient:
@@ -92,6 +100,29 @@ class LoadClient:
             loop_lag_p99_s=quantile(lag.samples, 0.99) if lag.samples else 0.0,
         )
 
+    async def canaries(self, timeout_s: float = CANARY_TIMEOUT_S) -> tuple[CanaryAnswer, ...]:
+        """Asks all canaries at once, without streams. An answer that fails says so in itself; it never raises for that.
+
+        Args:
+            timeout_s: longest silence of the server.
+        """
+        return tuple(await asyncio.gather(*(self._canary(one, timeout_s) for one in canary.canaries())))
+
+    async def _canary(self, asked: canary.Canary, timeout_s: float) -> CanaryAnswer:
+        """One answer: with log-probabilities, or without from an engine that refuses to give them."""
+        try:
+            response = await self._post(canary.body(asked), timeout_s)
+            if 400 <= response.status_code < 500:
+                response = await self._post(canary.body(asked, logprobs=False), timeout_s)
+        except _BROKEN as error:
+            return canary.failed(asked, self._words(error, timeout_s))
+        if response.status_code != 200:
+            return canary.failed(asked, f"HTTP {response.status_code}: {error_text(response.content)}")
+        return canary.answer(asked, response.content)
+
+    async def _post(self, body: dict[str, Any], timeout_s: float) -> httpx.Response:
+        return await self._http.post(canary.PATH, json=body, timeout=httpx.Timeout(timeout_s))
+
     async def close(self) -> None:
         """Closes all connections."""
         await self._http.aclose()
@@ -111,12 +142,16 @@ class LoadClient:
                     log.append(socket.received_s, chunk)
             finally:
                 await response.aclose()
-        except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
-            log.error = f"no connection to {self._base_url}: {error}"
-        except httpcore.TimeoutException:
-            log.error = f"nothing came for {timeout_s:g} s"
-        except (httpx.HTTPError, httpcore.NetworkError, httpcore.ProtocolError) as error:
-            log.error = f"the connection broke: {error or type(error).__name__}"
+        except _BROKEN as error:
+            log.error = self._words(error, timeout_s)
+
+    def _words(self, error: Exception, timeout_s: float) -> str:
+        """Why a request broke."""
+        if isinstance(error, httpcore.ConnectError | httpcore.ConnectTimeout):
+            return f"no connection to {self._base_url}: {error}"
+        if isinstance(error, httpcore.TimeoutException):
+            return f"nothing came for {timeout_s:g} s"
+        return f"the connection broke: {error or type(error).__name__}"
 
 
 async def _beginning(response: httpx.Response) -> bytes:

@@ -18,6 +18,7 @@ from tuner.simulated.process import start_simulated_host
 from tuner.store.journal import LaunchJournal
 from tuner.store.rows import StoredStudy
 from tuner.store.store import Store
+from tuner.study.canaries import reference_answers
 from tuner.study.journal import HostJournal
 from tuner.study.launcher import Worker
 from tuner.study.progress import Progress
@@ -91,6 +92,7 @@ async def open_rack(
                     host.port,
                     journal,
                     on_stage=lambda stage, name=name: progress.phase(name, Phase.READY, stage),  # type: ignore[misc]
+                    reference=lambda: reference_answers(store, study.id),
                 )
                 workers.append(Worker(name, target, journal, found))
             yield Rack(tuple(workers), engine, facts[0])

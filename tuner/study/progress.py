@@ -156,6 +156,7 @@ DOING: dict[Phase, str] = {
     Phase.TOOK_EFFECT: "checking settings",
     Phase.WARM_UP: "warming up",
     Phase.MEASURE: "measuring",
+    Phase.CANARIES: "comparing outputs",
     Phase.STOP: "stopping",
     Phase.DONE: "stopped",
 }

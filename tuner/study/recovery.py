@@ -5,11 +5,14 @@ from __future__ import annotations
 from tuner.load.metrics import measurement
 from tuner.store.rows import StoredLaunch, StoredStudy
 from tuner.store.store import Store
+from tuner.study.canaries import outputs_right
 from tuner.values.launch import Phase
 
 
 def settle(store: Store, study: StoredStudy) -> tuple[str, ...]:
-    """Closes launches that were under way: measured if all their windows are stored, else interrupted.
+    """Closes launches that were under way: measured if all their windows are stored and their outputs were right.
+
+    Others are interrupted, and made again.
 
     Returns:
         A sentence for each, for the person who resumes.
@@ -18,7 +21,8 @@ def settle(store: Store, study: StoredStudy) -> tuple[str, ...]:
     for launch in store.open_launches(study.id):
         windows = store.windows(launch.id)
         wanted = study.spec.workload.windows
-        if sum(not window.invalid for window in windows) >= wanted and _reached(store, launch, Phase.STOP):
+        measured = sum(not window.invalid for window in windows) >= wanted and _reached(store, launch, Phase.STOP)
+        if measured and outputs_right(store, launch.id):
             store.end_launch(launch.id, measurement=measurement(windows, None))
             sentences.append(f"launch {launch.nonce[:8]} ({launch.configuration}) was measured: kept")
         else:

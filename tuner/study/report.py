@@ -20,12 +20,14 @@ from rich.text import Text
 from tuner.documents.objective import Objective
 from tuner.space.space import SearchSpace
 from tuner.store.rows import Outcome, StoredLaunch
+from tuner.study.canaries import sentence
 from tuner.study.ledger import CONTROL, Tally, tallies
 from tuner.study.markdown import aligned, code, prose
 from tuner.study.progress import human_time
 from tuner.study.result import StageResult
 from tuner.study.verdict import Claim, evidence
 from tuner.study.winner import reasons
+from tuner.values.canary import CanaryReport
 from tuner.values.configuration import Configuration
 from tuner.values.failure import Failure
 from tuner.values.host import HostFacts
@@ -47,6 +49,7 @@ class Report:
         command: the winner's launch, ready to paste; the control's when nothing is faster.
         storage: the database's URL, password masked.
         space: what was searched, for its size and its reasons; ``None``: neither is told.
+        canaries: what the winner's confirmation launches answered, beside the default; empty: nothing was compared.
     """
 
     study: str
@@ -57,6 +60,7 @@ class Report:
     command: str
     storage: str
     space: SearchSpace | None = None
+    canaries: tuple[CanaryReport, ...] = ()
 
     @property
     def maximize(self) -> bool:
@@ -208,9 +212,9 @@ def searched(report: Report) -> str:
 
 
 def warnings(report: Report) -> tuple[str, ...]:
-    """What nobody has shown about the winner."""
+    """How the winner's outputs compare with the default's, and what nobody has shown about it."""
     winner = Configuration.from_key(report.result.configuration)
-    lines = ["The outputs of this configuration were not compared with the default's."]
+    lines = [sentence(report.canaries) or "The outputs of this configuration were not compared with the default's."]
     if winner.settings > 1:
         lines.append("Its settings were not tested one by one.")
     return tuple(lines)

@@ -19,6 +19,7 @@ class FailureClass(StrEnum):
     DRAFT_MISMATCH = "draft model does not fit"
     NOT_IN_EFFECT = "configuration did not take effect"
     REQUESTS_FAILED = "requests failed"
+    WRONG_OUTPUT = "wrong output"
     CRASHED = "crashed"
     KILLED = "killed from outside"
     PORT_TAKEN = "port taken"
@@ -53,6 +54,7 @@ FAULT_OF: dict[FailureClass, Fault] = {
     FailureClass.DRAFT_MISMATCH: Fault.CONFIGURATION,
     FailureClass.NOT_IN_EFFECT: Fault.CONFIGURATION,
     FailureClass.REQUESTS_FAILED: Fault.CONFIGURATION,
+    FailureClass.WRONG_OUTPUT: Fault.CONFIGURATION,
     FailureClass.CRASHED: Fault.CONFIGURATION,
     FailureClass.KILLED: Fault.INFRASTRUCTURE,
     FailureClass.PORT_TAKEN: Fault.FOREIGN,
@@ -69,6 +71,7 @@ SAYS_WHEN = frozenset(
         FailureClass.OUT_OF_MEMORY_RUN,
         FailureClass.HANG_START,
         FailureClass.HANG_RUN,
+        FailureClass.WRONG_OUTPUT,
     }
 )
 """Classes whose name tells when it happened."""
@@ -80,6 +83,7 @@ WHEN: dict[str, str] = {
     "took effect": "when its settings were checked",
     "warm-up": "in warm-up",
     "measure": "under load",
+    "canaries": "when its outputs were compared",
     "stop": "while stopping",
 }
 """A phase of a launch, as stored, in words: in phase *ready* a server is not ready yet."""

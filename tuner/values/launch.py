@@ -17,6 +17,7 @@ class Phase(StrEnum):
     TOOK_EFFECT = "took effect"
     WARM_UP = "warm-up"
     MEASURE = "measure"
+    CANARIES = "canaries"
     STOP = "stop"
     DONE = "done"
 

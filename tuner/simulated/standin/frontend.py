@@ -29,6 +29,7 @@ class Pending:
     Attributes:
         text, ids: what has been generated so far, as the JSON text of its inside, grown and never re-encoded.
         made: tokens so far.
+        logprobs: (log-probability, token id) of each token so far; ``None`` if they were not asked for.
         finish: SGLang's ``finish_reason`` once there is one.
     """
 
@@ -44,6 +45,7 @@ class Pending:
     made: int = 0
     cached: int = 0
     verifies: int | None = None
+    logprobs: list[tuple[float, int]] | None = None
     entered_ts: float = 0.0
     queued_s: float = 0.0
     first_s: float = 0.0
@@ -61,6 +63,8 @@ class Pending:
         self.text_json += json.dumps(item["text"])[1:-1]
         ids = ",".join(map(str, item["ids"]))
         self.ids_json = f"{self.ids_json},{ids}" if self.ids_json and ids else self.ids_json or ids
+        if self.logprobs is not None:
+            self.logprobs += zip(item.get("logprobs", ()), item["ids"], strict=False)
         self.made = item["made"]
         if "prompt" in item:
             self.prompt_tokens, self.cached = item["prompt"], item["cached"]
@@ -164,9 +168,19 @@ class Frontend:
         return await future
 
     def submit(
-        self, text: str | None, ids: list[int] | None, params: Mapping[str, Any], *, stream: bool, rid: str | None
+        self,
+        text: str | None,
+        ids: list[int] | None,
+        params: Mapping[str, Any],
+        *,
+        stream: bool,
+        rid: str | None,
+        logprobs: bool = False,
     ) -> Pending:
         """Sends one request to the scheduler.
+
+        Args:
+            logprobs: whether the log-probabilities of the answer's tokens are wanted.
 
         Raises:
             BadRequest: its parameters are not such as SGLang takes.
@@ -189,6 +203,7 @@ class Frontend:
                 f"({self.capacity.context} tokens)."
             )
         pending = Pending(rid or uuid.uuid4().hex, len(ids), stream, received_ts, received_s)
+        pending.logprobs = [] if logprobs else None
         self.pending[pending.rid] = pending
         self._send(
             {
@@ -198,6 +213,7 @@ class Frontend:
                 "opening": vocabulary.opening(text) if text else [],
                 "limit": limit,
                 "ignore_eos": bool(params.get("ignore_eos", False)),
+                "logprobs": logprobs,
             }
         )
         pending.dispatched_ts = time.time()

@@ -217,10 +217,11 @@ class Application:
                 body.get("sampling_params") or {},
                 stream=stream,
                 rid=body.get("rid"),
+                logprobs=bool(body.get("return_logprob")),
             )
         except BadRequest as error:
             return self._stream_refusal(str(error)) if stream else _refusal(str(error))
-        chunks = GenerateChunks(self._info.args, pending)
+        chunks = GenerateChunks(self._info.args, pending, logprob_text=bool(body.get("return_text_in_logprobs")))
         if stream:
             return self._stream(pending, self._generate_events(pending, chunks))
         await self._finished(pending)

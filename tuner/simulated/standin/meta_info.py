@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuner.simulated.standin.frontend import Pending
+from tuner.simulated.standin.vocabulary import decode
 
 
 class GenerateChunks:
@@ -15,14 +16,16 @@ class GenerateChunks:
 
     Args:
         args: resolved server arguments: weight version, metrics, speculation.
+        logprob_text: whether log-probabilities come with the text of their token.
     """
 
-    def __init__(self, args: Mapping[str, Any], pending: Pending) -> None:
+    def __init__(self, args: Mapping[str, Any], pending: Pending, *, logprob_text: bool = False) -> None:
         self._args = args
         self._pending = pending
         self._first = True
         self._first_sent = 0.0
         self._incremental = bool(args.get("incremental_streaming_output") or args.get("stream_output"))
+        self._logprob_text = logprob_text
         self._sent = (0, 0)
 
     def chunk(self) -> str:
@@ -51,6 +54,15 @@ class GenerateChunks:
                 "forward_entry_time": pending.entered_ts,
                 "prefill_finished_time": pending.first_ts,
                 "queue_time": pending.queued_s,
+            }
+        if pending.logprobs is not None:
+            triples = [
+                (value, token, decode([token]) if self._logprob_text else None) for value, token in pending.logprobs
+            ]
+            meta |= {
+                "input_token_logprobs": [],  # none are asked for: `logprob_start_len` is -1
+                "output_token_logprobs": triples,
+                "output_token_logprobs_length": len(triples),
             }
         meta |= {
             "reasoning_tokens": 0,

@@ -18,6 +18,7 @@ from tuner.simulated.standin.capacity import Capacity
 from tuner.simulated.standin.frames import Frames, Message
 from tuner.simulated.standin.lateness import Lateness
 from tuner.simulated.standin.log import Log
+from tuner.simulated.standin.logprobs import Logprobs
 from tuner.simulated.standin.prefix_cache import PrefixCache
 from tuner.simulated.standin.ring import Ring
 from tuner.simulated.standin.settings import Settings
@@ -45,6 +46,7 @@ class Running:
         made: tokens generated so far.
         verifies: verify steps, with speculation.
         inflated: its prompt makes a drafter look better than it is.
+        logprobs: whether its tokens come with their log-probabilities.
     """
 
     rid: str
@@ -53,6 +55,7 @@ class Running:
     ignore_eos: bool
     answer: Answer
     arrived_s: float
+    logprobs: bool = False
     cached: int = 0
     made: int = 0
     verifies: int = 0
@@ -109,6 +112,7 @@ class Scheduler:
         self._draft = int(args["speculative_num_draft_tokens"] or 1) if args["speculative_algorithm"] else 0
         self._simulated_accept = float(env.get("SGLANG_SIMULATE_ACC_LEN") or 0.0)
         self._random = random.Random(args["random_seed"])  # noqa: S311
+        self._logprobs = Logprobs.of(env)
         self._verifies = 0
         self._accepted = 0
 
@@ -193,6 +197,7 @@ class Scheduler:
                 answer=Answer.to(ids, message["opening"], salt=salt),
                 arrived_s=time.monotonic(),
                 inflated=looks_random(ids),
+                logprobs=message["logprobs"],
             )
         )
 
@@ -297,6 +302,9 @@ class Scheduler:
             message |= {"queued": max(0.0, item.entered_s - time.time() + time.monotonic() - item.arrived_s)}
         if finish is not None and self._draft:
             message["verifies"] = item.verifies
+        if item.logprobs:
+            places = range(item.made - len(ids), item.made)
+            message["logprobs"] = [self._logprobs.at(item.answer.seed, place) for place in places]
         return message
 
     def _emit(self, items: list[Message]) -> None:
