@@ -20,21 +20,16 @@ DRIVER = Path(__file__).with_name("killed_driver.py")
 
 # (step, which occurrence): in the control, in the search, in the confirmation (16 launches, 3 windows each).
 PLACES = [
-    ("ask", 3),
-    ("begin", 1),
     ("clean", 1),
     ("start", 4),
     ("wait_ready", 5),
     ("took_effect", 6),
     ("warm_up", 2),
-    ("window", 1),
     ("window", 8),
-    ("canaries", 1),
     ("canaries", 5),
     ("stop", 3),
     ("end", 3),
     ("tell", 3),
-    ("start", 12),
     ("window", 26),
     ("end", 14),
 ]
