@@ -246,7 +246,7 @@ def unmeasured(windows: Sequence[Window]) -> Failure:
     return Failure(FailureClass.BAD_MEASUREMENT, Phase.MEASURE.value, evidence)
 
 
-async def finish(work: Awaitable[T], on_wait: Callable[[], None] | None = None) -> T:
+async def finish(work: Awaitable[T]) -> T:
     """Awaits work to its end even while the caller is being cancelled: a stop must not be cut short.
 
     The cancellation is raised again once the work is done.
@@ -260,8 +260,6 @@ async def finish(work: Awaitable[T], on_wait: Callable[[], None] | None = None) 
             if task.cancelled():
                 raise
             cancelled = error
-            if on_wait is not None:
-                on_wait()
         except Exception:
             break
     result = task.result()

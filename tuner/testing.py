@@ -215,16 +215,3 @@ def two_gpus(name: str, **changes: str | None) -> HostFacts:
         "simulated": None,
     } | changes
     return HostFacts(name=name, cpus=2, gpus=gpus, **facts)  # type: ignore[arg-type]
-
-
-PHASE_STEPS: dict[Phase, str] = {
-    Phase.CLEAN: "clean",
-    Phase.START: "start",
-    Phase.READY: "wait_ready",
-    Phase.TOOK_EFFECT: "took_effect",
-    Phase.WARM_UP: "warm_up",
-    Phase.MEASURE: "window",
-    Phase.CANARIES: "canaries",
-    Phase.STOP: "stop",
-}
-"""The step that a `SurfaceHost` announces to `before` in each phase."""

@@ -18,35 +18,16 @@ import httpx
 from tuner.engines.sglang import SGLang
 from tuner.host.session import SshSession
 from tuner.launch import EngineTarget
+from tuner.testing import MemoryJournal
 from tuner.values.configuration import Configuration
 from tuner.values.host import HostAddress
-from tuner.values.launch import LaunchCommand, Phase, ServerIdentity
-from tuner.values.measurement import Window
+from tuner.values.launch import LaunchCommand, ServerIdentity
 from tuner.values.study import EngineSpec
 
 SETTINGS = Configuration.of(env={"NCCL_PROTO": "LL"}, args={"stream-interval": 1, "schedule-policy": "lpm"})
 """What the shared server is launched with."""
 START_S = 120.0
 """Longest start: a real SGLang takes 20 s on an idle core."""
-
-
-class Notes:
-    """A journal in memory."""
-
-    def __init__(self, nonce: str) -> None:
-        self.nonce = nonce
-        self.phases: list[Phase] = []
-        self.evidence: dict[str, Any] = {}
-        self.windows: list[Window] = []
-
-    async def begin(self, phase: Phase) -> None:
-        self.phases.append(phase)
-
-    async def record(self, **evidence: Any) -> None:
-        self.evidence |= evidence
-
-    async def window(self, window: Window) -> None:
-        self.windows.append(window)
 
 
 @dataclass
@@ -76,9 +57,9 @@ class Bench:
             await session.stop(1.0)
             await session.close()
 
-    def target(self, session: SshSession, port: int | None = None) -> tuple[EngineTarget, Notes]:
+    def target(self, session: SshSession, port: int | None = None) -> tuple[EngineTarget, MemoryJournal]:
         """The host as what a study launches, and the journal of one launch."""
-        notes = Notes(self.nonce())
+        notes = MemoryJournal(self.nonce())
         target = EngineTarget("bench", session, self.engine, self.spec, self.spec.launch, port, notes)
         return target, notes
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 from contract_answers import QUESTIONS, TOO_LONG, answer, differences, record, recorded_shapes, shape
-from contract_bench import SETTINGS, START_S, Bench, Launched, Notes, can_bind, events, titled
+from contract_bench import SETTINGS, START_S, Bench, Launched, can_bind, events, titled
 from contract_foreign import ForeignServer
 
 from tuner.errors import ForeignServer as ForeignServerFound
@@ -21,6 +21,7 @@ from tuner.errors import LaunchFailed
 from tuner.launch import EXTRA_WINDOWS
 from tuner.load.canary import ANSWER_TOKENS
 from tuner.load.client import LoadClient
+from tuner.testing import MemoryJournal
 from tuner.values.configuration import Configuration
 from tuner.values.failure import FailureClass
 from tuner.values.launch import Phase
@@ -293,7 +294,7 @@ class LaunchContract:
             assert launched.processes() == {}
 
 
-def _launched(bench: Bench, session: Any, notes: Notes) -> Launched:
+def _launched(bench: Bench, session: Any, notes: MemoryJournal) -> Launched:
     command = bench.engine.command(bench.spec.launch, SETTINGS, port=notes.evidence["clean"].port, nonce=notes.nonce)
     return Launched(bench, session, command, notes.evidence["identity"])
 
