@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -52,6 +54,23 @@ def test_a_study_over_a_real_sshd_into_postgresql(tmp_path: Path, sshd: Sshd, po
     assert result.returncode == 0, result.stderr
     assert "rack1: SIMULATED pcie8-failed-search: 8 × NVIDIA RTX PRO 6000" in result.stderr
     assert "Verdict: faster." in result.stdout
+    assert re.search(r"1\.[4-9]\d* × \(95% interval 1\.\d+ to 1\.\d+, n = 2 \+ 2 launches\)", result.stdout)
+    (line,) = [line.strip() for line in result.stdout.splitlines() if "sglang.launch_server" in line]
+    words = shlex.split(line)  # to paste: the environment, the arguments, and nothing of the tuner's own
+    assert "NCCL_P2P_DISABLE=1" in words
+    assert [word for word in words if word.startswith("NCCL_PROTO=")] in (["NCCL_PROTO=LL"], ["NCCL_PROTO=LL128"])
+    assert words[words.index("--tp-size") + 1] == "8"
+    assert "TUNER_NONCE" not in line
+    # Progress goes to stderr: launches, control, best so far, time left.
+    assert re.search(r"launches \d/6 · control [\d.]+ tok/s · best so far .* left", result.stderr)
+    assert "s3cret" not in result.stdout + result.stderr
+
+    again = study("--study", "study.yaml", "--storage", postgres_url, cwd=tmp_path)
+    assert again.returncode == 0
+    assert again.stdout == result.stdout  # a finished study prints its result; no host is asked
+    assert "nothing was run" in again.stderr
+    assert study("--resume", "behind-sshd", "--storage", postgres_url, cwd=tmp_path).stdout == result.stdout
+
     with closing(Store.open(postgres_url)) as store:
         stored = store.study("behind-sshd")
         assert stored is not None
@@ -60,10 +79,7 @@ def test_a_study_over_a_real_sshd_into_postgresql(tmp_path: Path, sshd: Sshd, po
         secret_url = store.secret_url
     assert {row.host for row in rows} == {"rack1"}
     trials = optuna.load_study(study_name="behind-sshd/1-baseline", storage=secret_url).trials
-    assert {trial.state.name for trial in trials} <= {
-        "COMPLETE",
-        "WAITING",
-    }  # what was to be tried first may still wait
+    assert {trial.state.name for trial in trials} <= {"COMPLETE", "WAITING"}  # some may not have had their turn
     for row in rows:
         assert gone(row.nonce, 0.0)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 import signal
 import socket
 import subprocess
@@ -36,40 +34,10 @@ def check_clean_end(directory: Path, name: str, launches: int) -> None:
     assert counts.under_way == 0
     assert counts.spent <= launches
     trials = optuna.load_study(study_name=f"{name}/1-baseline", storage=database(directory)).trials
-    assert {trial.state.name for trial in trials} <= {
-        "COMPLETE",
-        "WAITING",
-    }  # what was to be tried first may still wait
+    assert {trial.state.name for trial in trials} <= {"COMPLETE", "WAITING"}  # some may not have had their turn
     assert [trial.number for trial in trials] == list(range(len(trials)))
     for nonce in nonces:
         assert gone(nonce, 0.0), f"a server of launch {nonce} is still there"
-
-
-@pytest.mark.timeout(200)
-def test_faster_with_a_command_to_paste(tmp_path: Path) -> None:
-    write_study(tmp_path, host="{name: sim, simulated: pcie8-failed-search}", gpus=8, tokens=32, launches=6)
-    result = study("--study", "study.yaml", cwd=tmp_path, timeout=190)
-    assert result.returncode == 0, result.stderr
-    assert "Verdict: faster." in result.stdout
-    assert "SIMULATED" in result.stdout
-    assert re.search(r"1\.[4-9]\d* × \(95% interval 1\.\d+ to 1\.\d+, n = 2 \+ 2 launches\)", result.stdout)
-    (line,) = [line.strip() for line in result.stdout.splitlines() if "sglang.launch_server" in line]
-    words = shlex.split(line)
-    assert [word for word in words if word.startswith("NCCL_")][:1] in (["NCCL_P2P_DISABLE=1"], ["NCCL_PROTO=LL"])
-    assert words[words.index("--tp-size") + 1] == "8"
-    assert "TUNER_NONCE" not in line
-    assert "optuna-dashboard sqlite:///studies/tuner.db" in result.stdout
-    # Progress goes to stderr: launches, control, best so far, time left.
-    assert re.search(r"launches \d/6 · control [\d.]+ tok/s · best so far .* left", result.stderr)
-    check_clean_end(tmp_path, "short", 6)
-
-    again = study("--study", "study.yaml", cwd=tmp_path)
-    assert again.returncode == 0
-    assert again.stdout == result.stdout  # a finished study prints its result; no host is started
-    assert "finished on" in again.stderr
-    assert "nothing was run" in again.stderr
-    by_name = study("--resume", "short", cwd=tmp_path)
-    assert by_name.stdout == result.stdout
 
 
 @pytest.mark.timeout(150)
@@ -79,6 +47,10 @@ def test_no_significant_difference_where_the_default_is_best(tmp_path: Path) -> 
     assert result.returncode == 0, result.stderr
     assert "Verdict: no significant difference." in result.stdout
     assert "Keep the launch that you have:" in result.stdout
+    assert "SIMULATED" in result.stdout
+    assert "optuna-dashboard sqlite:///studies/tuner.db" in result.stdout
+    assert (tmp_path / "studies" / "short.md").read_text().startswith("<!-- written by")
+    check_clean_end(tmp_path, "short", 7)
 
 
 @pytest.mark.timeout(150)
