@@ -78,7 +78,7 @@ def test_the_embedded_default() -> None:
     spec, _ = load_study(path.read_text(encoding="utf-8"), path)
     assert spec.hosts == (HostSpec(HostAddress("sim"), simulated="pcie8-failed-search"),)
     assert spec.budget == Budget(launches=18)
-    assert spec.workload == Workload(concurrency=1, output_tokens=48, windows=3, warm_up_windows=1)
+    assert spec.workload == Workload(concurrency=1, output_tokens=40, windows=3, warm_up_windows=1)
     assert (spec.engine.start_deadline_s, spec.engine.no_progress_s) == (60, 20)
     assert (spec.engine.stop_grace_s, spec.engine.lease_s) == (10, 15)
     assert spec.stages[0].confirmation_launches == 6

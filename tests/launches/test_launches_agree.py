@@ -19,7 +19,7 @@ from tuner.values.workload import Workload
 
 ARGS = (("model-path", "m61"), ("tp-size", 2), ("disable-custom-all-reduce", True), ("mem-fraction-static", 0.88))
 # A window of 4 s: the client's and the tunnel's jitter at its two ends, a few ms, must be small against it.
-LOAD = Workload(output_tokens=800, windows=1)
+LOAD = Workload(output_tokens=800, windows=1, warm_up_windows=0)
 
 
 async def launch_rate(session: SshSession, spec: EngineSpec) -> float:
