@@ -185,7 +185,6 @@ def test_a_phase_is_named_by_what_is_done_and_timed_from_its_start() -> None:
             "measuring",
             "comparing outputs",
             "stopping",
-            "stopped",
         )
     ]
 

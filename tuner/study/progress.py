@@ -158,7 +158,6 @@ DOING: dict[Phase, str] = {
     Phase.MEASURE: "measuring",
     Phase.CANARIES: "comparing outputs",
     Phase.STOP: "stopping",
-    Phase.DONE: "stopped",
 }
 """A phase as what a host is doing: in phase *ready* it is waited for."""
 

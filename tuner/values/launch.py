@@ -19,7 +19,6 @@ class Phase(StrEnum):
     MEASURE = "measure"
     CANARIES = "canaries"
     STOP = "stop"
-    DONE = "done"
 
 
 class Role(StrEnum):
